@@ -1,4 +1,4 @@
-"""Measure how often `hrm_cosmo` flags maps as unusual, for maps like its training maps, noisier maps and other kinds.
+"""Measure how often `hrm_cosmo` flags maps as unusual: maps like its training maps, noisier maps, and other kinds.
 
     python -m benchmarks.cosmology.shift [--quick] [--train 4000] [--maps 1000] [--lpt_maps 200] [--workers 2]
 

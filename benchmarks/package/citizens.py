@@ -37,7 +37,7 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# Models whose training step does not compile to one graph: the part that does, and why; see docs/training.md.
+# For models whose training step does not compile to one graph: the part that does, and why (docs/training.md).
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
     "hrm_lm": "the model without its loss, which selects the tokens that are still active",

@@ -186,7 +186,7 @@ def bits(nats: list[float], sizes: list[int]) -> float:
 
 @dataclass
 class Regressor:
-    """Maps from the test split of a data set."""
+    """Maps from the test split of a data set, to measure a regressor."""
 
     folder: str | Path
     data: str | Path

@@ -36,7 +36,7 @@ from ..report import machine, make_parser, write_report
 
 
 SETS = ("4:5", "6:9", "6:12", "9:25", "12:56", "12:45", "16:120", "16:105", "16:95", "25:360", "25:320")
-MAX_NODES = 5000  # of each search: minutes for a board of 25x25
+MAX_NODES = 5000  # maximum number of nodes per search; a 25x25 board takes minutes
 
 
 class BoardMaker:

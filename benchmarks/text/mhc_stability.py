@@ -29,7 +29,7 @@ from ..report import make_parser, write_report
 COLORS = ("#2563a8", "#c2571a", "#4d8b31", "#7a5ba6", "#1f2933")
 STREAMS, WIDTH, TOKENS = 4, 64, 64
 SPREADS = (0.3, 1.0)
-MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # initial factor of the mixing logits
+MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # `alpha_init` for each mixing mode
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
 
 
 def train(fields: dict, seed: int, steps: int) -> dict:
-    """Train one model and return its curve, parameters and seconds."""
+    """Train one model; return its learning curve, number of parameters and training time in seconds."""
     model, options = build(fields, seed)
     rows, held_out = generators(seed)
     tested = draw(TESTED, held_out)

@@ -35,7 +35,7 @@ from ..report import interval, machine, make_parser, write_report
 
 NAME = "lm_pretrained_loop"
 WINDOWS = [(4, 7), (8, 11), (10, 13), (12, 16), (13, 15), (13, 16), (18, 21), (24, 27), (27, 30), (10, 19)]
-# Tested variants: which passes are damped ("all", "later" than the first, or none with "replace"), and their number.
+# Tested variants: damped passes ("all", "later" than the first, or none for "replace"), and the number of passes.
 STEPS = [("replace", 2), ("later", 2), ("all", 2), ("replace", 3), ("later", 3), ("all", 3), ("later", 4), ("all", 4)]
 LOOP = (12, 16)  # the four middle layers of SmolLM2
 RANK = 16
@@ -78,7 +78,7 @@ def losses(model, documents: torch.Tensor, rows: int = 8, **options) -> torch.Te
 
 
 def difference(ours: torch.Tensor, base: torch.Tensor) -> dict:
-    """Return the mean difference of documents' losses and its 95 % bootstrap interval."""
+    """Return the mean difference between two models' document losses, with its 95 % bootstrap interval."""
     change, draws = (ours - base).double(), torch.Generator().manual_seed(0)
     picked = torch.randint(len(change), (2000, len(change)), generator=draws)
     low, high = change[picked].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
@@ -176,7 +176,7 @@ def build(arm: dict, source, seed: int):
         passes=arm["passes"],
         pass_lora_rank=RANK if arm["trained"] == "second pass" else 0,
     )
-    weights = {name: value.clone() for name, value in made.state_dict().items()}  # `made` shares the source's weights
+    weights = {name: value.clone() for name, value in made.state_dict().items()}  # `made` and `source` share weights
     model = HrmLmForCausalLM(made.config)
     model.load_state_dict(weights)
     model.to(source.device)

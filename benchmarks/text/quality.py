@@ -133,7 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: budget fraction before halting starts")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: part of the budget without halting")
     parser.add_argument(
         "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the budget over which bp_steps grows from 2"
     )

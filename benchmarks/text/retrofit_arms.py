@@ -324,7 +324,7 @@ class Run:
             try:
                 with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                     self.compute_step(passes)
-            except Exception as error:  # if capturing fails for any reason, run such steps eagerly
+            except Exception as error:  # without a graph, these steps run eagerly
                 print(f"seed {self.seed}, {passes} passes: no graph: {error!r:.300}", flush=True)
                 return
             self.graphs[passes] = graph
@@ -473,7 +473,7 @@ def summary(args) -> dict:
 
 
 def at_depth(run: dict, passes: int | None = None) -> dict[str, float]:
-    """Return a run's measures, for K up to N and above N, at a number of passes (by default the trained mean)."""
+    """Return bits per byte, and accuracies for easy questions (K up to the number of layers) and deeper ones."""
     found = run["by_passes"][(passes or max(1, len(run["by_passes"]) // 2)) - 1]
     layers = sum(int(number) for number in run["settings"]["layers"].split(","))
     measures = {"bits_per_byte": found["bits_per_byte"]}

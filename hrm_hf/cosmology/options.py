@@ -206,7 +206,7 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
 class EvaluateBaseline(EvaluateMaps):
     """Options of `hrm-hf eval cosmo-baseline`."""
 
-    method: Baseline = option("Baseline to evaluate: a regression on these summary statistics.")
+    method: Baseline = option("Summary statistics that the baseline uses for its regression.")
     train: int | None = option("Train on only the first N maps of the train split.", None, min=10)
     num_samples: int = option("Number of draws from each posterior.", 1000, min=100)
 

@@ -148,7 +148,7 @@ def load_regressor(
     for name, (low, high) in zip(fields["target_names"], model.config.prior_bounds or ()):
         first, last = info.prior[name]
         if first < low or last > high:
-            wanted = f"but {maps} have {first} to {last}; train a fresh model"
+            wanted = f"but {maps} range from {first} to {last}; train a fresh model"
             raise ValueError(f"{path} was trained with {name} from {low} to {high}, {wanted}")
     return model, AutoFeatureExtractor.from_pretrained(path)
 

@@ -58,7 +58,7 @@ class RegressionTrainer(HrmTrainer):
         if model.training:
             self.train_metrics.add(_sums(loss, outputs, maps))
         elif self._eval_metrics is not None:
-            # A process with only repeated maps adds zeros, because all processes need the same keys in their sums.
+            # A process with only repeated maps adds zeros, because all processes must have sums with the same keys.
             self._eval_metrics.add(_sums(loss, outputs, 0 if self._rows_counted == 0 else maps))
         if num_items_in_batch is not None:  # DDP averages the gradients over processes
             loss = loss * (maps * self.accelerator.num_processes / num_items_in_batch)

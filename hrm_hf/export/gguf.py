@@ -108,7 +108,7 @@ def export_gguf(
 
 
 class Layout(NamedTuple):
-    """Architecture in llama.cpp.
+    """An architecture of llama.cpp to which a model can be exported.
 
     Attributes:
         architecture: name in llama.cpp.
@@ -302,7 +302,7 @@ def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
-    if tensor.ndim == 1 or name == "position_embd.weight":  # llama.cpp adds them, or multiplies by them, in f32
+    if tensor.ndim == 1 or name == "position_embd.weight":  # llama.cpp uses these tensors in f32
         dtype = "f32"
     falls_back = dtype == "q8_0" and tensor.shape[-1] % 32 != 0
     kind = GGMLQuantizationType["F16" if falls_back else dtype.upper()]

@@ -49,7 +49,7 @@ def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.
 def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `cummax` along the last axis of integers [B, T] with T * T comparisons per row."""
     if values.dim() != 2 or dim not in (1, -1):
-        raise NotImplementedError(f"cummax along axis {dim} of {values.dim()} axes; expected [B, T] and axis 1")
+        raise NotImplementedError(f"cummax along axis {dim} of {values.dim()} axes; expected axis 1 of [B, T]")
     steps = torch.arange(values.shape[1], device=values.device)
     seen = steps.unsqueeze(0) <= steps.unsqueeze(1)
     lowest = torch.iinfo(values.dtype).min
@@ -58,12 +58,12 @@ def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torc
 
 def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if chosen.dtype != torch.bool:
-        return NotImplemented  # tells torch to keep the original operator
+        return NotImplemented  # makes torch keep `aten.where` for this call
     return (condition & chosen) | (~condition & other)
 
 
 REPLACED = {
-    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # needs this package, which a reader of the file may lack
+    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # our own operator, unknown to programs without this package
     torch.ops.aten.cummax.default: _running_maximum,  # not an ONNX operator
     torch.ops.aten.where.self: _where,  # ONNX Runtime does not implement it for booleans
 }

@@ -269,7 +269,7 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
 
 
 def validate_weights(folder: Path) -> list[Path]:
-    """Return the weight files of a checkpoint. Raises as `checkpoint_contents` if some are missing."""
+    """Return a checkpoint's weight files. Raise the errors of `checkpoint_contents` for missing files."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected the folder of a saved model")
     if not (folder / CONFIG).exists():

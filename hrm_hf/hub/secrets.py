@@ -145,7 +145,7 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             members = archive.namelist()
-            if any(member.endswith("data.pkl") for member in members):  # written by torch.save
+            if any(member.endswith("data.pkl") for member in members):  # a torch.save archive
                 for member in members:
                     if not TENSOR.search(member):
                         with archive.open(member) as stream:

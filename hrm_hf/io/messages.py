@@ -34,7 +34,7 @@ OF_PEFT = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disabl
 MESSAGES = (
     *OF_IMPORTS,
     OF_PEFT,
-    # A training script prints its `--help` without loading torch.
+    # Training scripts print `--help` without loading torch, so transformers does not find it.
     Message("transformers", r"PyTorch was not found"),
     # transformers pins memory by default, which has no effect without a GPU.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),

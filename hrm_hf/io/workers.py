@@ -24,7 +24,7 @@ def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
     # "fork" is unsafe, because this process may have threads. A fork server imports the package once for all workers.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     if context.get_start_method() == "forkserver":
-        # The first module keeps `import hrm_hf` from loading torch, which must not be forked.
+        # A process that loaded torch must not be forked. `hrm_hf_start` keeps `import hrm_hf` from loading torch.
         context.set_forkserver_preload(["hrm_hf_start", "__main__", module])
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}

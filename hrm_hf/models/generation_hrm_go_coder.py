@@ -37,7 +37,7 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # generate's arguments from the third
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # generate's third and later arguments
 LEAST_CODE = 16  # another attempt starts only if at least this many tokens are left for code
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose frequencies depend on the batch's longest row
 SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two

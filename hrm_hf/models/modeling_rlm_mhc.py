@@ -110,7 +110,7 @@ class PlainConnection(nn.Module):
 
 
 def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
-    """Build the connection around one attention or feed-forward branch: plain residual without mHC."""
+    """Build the connection around one attention or feed-forward branch; it is a plain residual if mHC is disabled."""
     if not config.mhc_enabled:
         return PlainConnection()
     own = {"sinkhorn_iters": config.mhc_sinkhorn_iters, "res_mode": config.mhc_res_mode}
@@ -302,7 +302,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):
-                assign_initial_values(module)  # the cast to Llama's dtype rounded the initial biases
+                assign_initial_values(module)  # again, because casting to Llama's dtype rounded the biases
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
         missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
         if missing or unexpected:

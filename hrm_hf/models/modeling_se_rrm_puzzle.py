@@ -243,7 +243,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return model.train(self.training)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # or else the rounding depends on what is frozen
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # else rounding depends on which weights are frozen
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols

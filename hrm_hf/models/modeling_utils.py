@@ -245,7 +245,7 @@ class CheckpointCodeMixin:
         if self._custom_pipelines:
             self.config.custom_pipelines = deepcopy(self._custom_pipelines)
         super().save_pretrained(save_directory, **kwargs)
-        if self._custom_pipelines and self._auto_map:  # read only by processes without hrm_hf
+        if self._custom_pipelines and self._auto_map:  # needed only in the saved config.json
             del self.config.custom_pipelines
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
@@ -274,7 +274,7 @@ class CheckpointCodeMixin:
 
 
 class OwnModelMixin:
-    """Mixin to place before transformers' generic heads, which build the base model with AutoModel.
+    """Mixin that makes AutoModel build our base models in transformers' generic heads. List it before the head.
 
     Registering `_model_class` keeps AutoModel from asking again whether to trust the checkpoint's code. Each head
     registers its config class, because loading that code creates a new class every time.

@@ -240,7 +240,7 @@ def decoder_config(config: HrmLmConfig, passes: int) -> PreTrainedConfig:
     fields = {name: deepcopy(getattr(config, name)) for name in (*SHARED, *SETTINGS, "head_dim")}
     fields["num_hidden_layers"] = config.prelude_layers + passes * config.num_l_layers + config.coda_layers
     if fields["initializer_range"] is None:
-        del fields["initializer_range"]  # keep the default of the decoder's config
+        del fields["initializer_range"]  # None means the default of the decoder's config
     if config.qk_norm:
         return Qwen3Config(attention_bias=bool(config.attention_bias), **fields)
     if config.attention_bias == "qkv" and not config.mlp_bias:

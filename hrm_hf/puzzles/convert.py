@@ -220,7 +220,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
         wrong = f"{file} names {count} puzzles, but the puzzle table of the checkpoint has {rows} rows"
         if file.parent == folder:
             raise ValueError(f"{wrong}; replace or remove the file")
-        logger.warning("%s; ignoring the file", wrong)  # no error, because the path may now contain other data
+        logger.warning("%s; ignoring the file", wrong)  # only a warning, because the file may belong to newer data
     if rows > 1:
         logger.warning(
             "%s is missing from %s, so the %d rows of the puzzle table have no names; copy the file from the run's "

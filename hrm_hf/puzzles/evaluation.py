@@ -49,8 +49,8 @@ from .tasks import PuzzleTask
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
 MOST_VALUES = 36  # a difficulty measure with at most this many distinct values has one bin per value
-NUM_BINS = 8  # number of bins for other measures, with about equally many puzzles in each
-MOST_WRONG = 1 / 1000  # of the answers that a model is sure of
+NUM_BINS = 8  # number of bins for measures with more values; each bin has about equally many puzzles
+MOST_WRONG = 1 / 1000  # maximum fraction of wrong answers among those that a model is sure of
 CALIBRATION_BINS = 10  # number of confidence bins
 
 # Callback that receives a batch's input_ids and puzzle_identifiers (int64, on the CPU) and the model's answers.

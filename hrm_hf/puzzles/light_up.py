@@ -85,7 +85,7 @@ def _structure(walls: bytes, shape: tuple[int, int]) -> tuple[np.ndarray, np.nda
     open_cells = ~grid.reshape(-1)
     sees = np.zeros((grid.size, grid.size), dtype=bool)
     for line, axis in ((row, 1), (column, 0)):
-        part = np.cumsum(grid, axis=axis).reshape(-1)  # number of walls before the cell
+        part = np.cumsum(grid, axis=axis).reshape(-1)  # number of walls up to each cell in its line
         sees |= (line[:, None] == line) & (part[:, None] == part)
     sees &= open_cells[:, None] & open_cells & (cells[:, None] != cells)
     beside = abs(row[:, None] - row) + abs(column[:, None] - column) == 1

@@ -82,7 +82,7 @@ class SolveOptions(BoardOptions):
     def attempts(self, task: Any) -> dict[str, "SolveOptions"]:
         """Return the options of each attempt of `until_valid` by name, cheapest first."""
         if not task.rules_prove:
-            raise ValueError(f"until_valid=True: the task {task.name!r} has no rules that prove an answer; remove it")
+            raise ValueError(f"until_valid=True: the task {task.name!r} has no rules to check answers with; omit it")
         plain = self.replace(search=False)
         attempts = {
             "model": plain,

@@ -47,7 +47,7 @@ READ_ELSEWHERE = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
-# Bounds of numeric fields that our config lacks, or that we use before validating it. NULLABLE fields may be null.
+# Bounds of numeric fields that our config lacks or validates only after we use them. NULLABLE fields may be null.
 NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
 BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
 BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}
@@ -301,7 +301,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         ValueError: If the original code cannot express a field.
     """
     family = ARCHITECTURES[architecture]
-    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # fixed in the original HRM and TRM
+    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # values in the original HRM and TRM
     obstacles = [name for name, value in plain.items() if getattr(config, name, value) != value]
     if config.rope_parameters.get("rope_type", "default") != "default":
         obstacles.append("rope_parameters")

@@ -139,7 +139,7 @@ class PuzzleTrainer(HrmTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Run one ACT step and its backward pass, and check that loss and gradients are finite."""
-        if self._resume_from is not None:  # late, so that nothing else draws random numbers before the step
+        if self._resume_from is not None:  # load it this late, because earlier code may draw random numbers
             self._load_rng_state(self._resume_from)
             self._resume_from = None
         elif self.carry is None:  # each process explores with different random numbers
@@ -280,7 +280,7 @@ class PuzzleRun(TrainingRun):
 
     def validate_options(self) -> None:
         if self.data_args.freeze_weights and self.tuning_args.adapts:
-            raise ValueError("freeze_weights=True: trains only the puzzle table, no adapters; remove it or lora_rank")
+            raise ValueError("freeze_weights=True: trains only the puzzle table, not adapters; remove it or lora_rank")
 
     def load_data(self) -> None:
         import_task(self.data_args.task)

@@ -155,7 +155,7 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
     if not arguments.adapts:
         return model
     if arguments.load_in != "none":
-        # False, because the trainer enables gradient checkpointing.
+        # No gradient checkpointing here, because the trainer enables it.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if arguments.adapter:
         if arguments.merge_adapter:

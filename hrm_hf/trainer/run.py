@@ -162,7 +162,7 @@ def run_training(run: TrainingRun) -> None:
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # counted before the trainer shards the model
     model = with_adapters(model, tuning_args)
-    run.options = tuple(map(copy.copy, run.options))  # copies for recipe.yaml, since the trainer may change these
+    run.options = tuple(map(copy.copy, run.options))  # for recipe.yaml, as the trainer may change the originals
     if args.should_save:
         print(run.describe(), describe_options(args), sep="\n", flush=True)
 

@@ -389,7 +389,7 @@ def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
 def _existing(path: str | Path, source: str = "") -> Path:
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist, and we cannot download it{'; ' + source if source else ''}")
+        raise FileNotFoundError(f"{path} does not exist, and cannot be downloaded{'; ' + source if source else ''}")
     return path
 
 

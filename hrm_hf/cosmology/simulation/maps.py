@@ -219,7 +219,7 @@ def legacy_des(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarra
 
 
 def legacy_2lpt(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw the density of a two-dimensional particle grid displaced by second-order theory, stretched to [0, 1]."""
+    """Displace a 2D particle grid by second-order theory, and return its density rescaled to [0, 1]."""
     return _stretch(_deposit(*displacements(omega_m, size, rng)))
 
 

@@ -176,7 +176,7 @@ def parsed_lines(
     on_bad_line: str,
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Any]:
-    """Yield `parse(line, place)` for each line of a file, and raise or skip BadLineErrors."""
+    """Yield `parse(line, place)` for each line of a file. Raise or skip BadLineErrors, as set by `on_bad_line`."""
     if on_bad_line not in ("stop", "skip"):
         raise ValueError(f"on_bad_line={on_bad_line!r}: must be stop or skip")
     for place, line in numbered_lines(path):

@@ -90,7 +90,7 @@ def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
                 dropped.add(reason, str(Path(folder, name).relative_to(root)))
         waiting += [os.path.join(folder, name) for name, reason in reversed(problems.items()) if not reason]
         for name in sorted(names):
-            if name.endswith(".go") and name[0] in "._":  # ignored by the go command
+            if name.endswith(".go") and name[0] in "._":  # the go command ignores these files
                 dropped.add("hidden file", str(Path(folder, name).relative_to(root)))
             elif name.endswith("_test.go"):
                 dropped.add("test file", str(Path(folder, name).relative_to(root)))
@@ -126,7 +126,7 @@ def _read(path: Path, tree: Path, name: str, dropped: Dropped) -> str | None:
         else:
             text = go_text(path.read_bytes().decode())
             reason = _reason(text)
-    except (OSError, RuntimeError):  # a link to itself raises RuntimeError
+    except (OSError, RuntimeError):  # a symlink to itself raises RuntimeError
         reason = "unreadable"
     except UnicodeDecodeError:
         reason = "not UTF-8"

@@ -1,4 +1,4 @@
-"""Compare Go code samples by exact match after gofmt and F1 of syntax subtrees, and detect shortening.
+"""Compare Go code samples by exact match and by F1 of syntax subtrees, and detect shortened code.
 
 Exact match compares samples after gofmt or, if gofmt is missing, their tokens without comments; the result names the
 method. Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KEPT_SHARE = 0.8  # minimum fraction of statements to keep; code that keeps less is considered shortened
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
-NOTHING = ("empty_statement", "labeled_statement")  # node types not counted; the statement after a label counts
+NOTHING = ("empty_statement", "labeled_statement")  # node types not counted as statements
 # Keywords that mark a statement. If tree-sitter cannot parse a statement, only its keyword remains in the tree.
 WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 

@@ -88,7 +88,7 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
 
 
 def _rules(processes: bool) -> dict[str, list[bytes]]:
-    """Return, for each checked call, the steps that reject it because of its arguments."""
+    """Return, for each call in CHECKED_CALLS, the filter steps that reject it because of its arguments."""
     only_threads = [] if processes else [*_argument(0), *_require_bits(_CLONE_THREAD)]
     return {
         "clone": [*_argument(0), *_reject_bits(_CLONE_NEW), *only_threads],

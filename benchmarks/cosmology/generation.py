@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def draw_times(kinds, size: int, turns: int) -> dict[str, float]:
-    """Return the median CPU milliseconds per map for each kind, ignoring the first repetition."""
+    """Return the median CPU time per map, in milliseconds, for each kind of map. The first turn is a warm-up."""
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {kind: [] for kind in kinds} | {REPEATED: []}
     for turn in range(turns + 1):

@@ -46,7 +46,7 @@ from hrm_hf.text.trainer import CausalLMTrainer
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
 # Training steps to compare: in one process, and in several, whose boards differ from the fifth step on.
-STEPS, STEPS_OF_SEVERAL = 20, 4
+STEPS, MULTI_PROCESS_STEPS = 20, 4
 ROWS = 4
 FLEX_LEAST = 16  # smallest head width for which torch compiles flex_attention
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -307,7 +307,7 @@ def check_processes(checkpoints: Checkpoints, device: str, processes: int = 2) -
             with attempt("processes", architecture, setting) as comparison:
                 if error:
                     raise RuntimeError(error)
-                reference = checkpoints.losses(architecture, torch.float32, STEPS_OF_SEVERAL)
+                reference = checkpoints.losses(architecture, torch.float32, MULTI_PROCESS_STEPS)
                 vars(comparison).update(reference.compare({"loss": torch.tensor(found[architecture])}))
             yield comparison
 
@@ -318,7 +318,7 @@ def worker(folder: str, out: str, device: str, *architectures: str) -> None:
     checkpoints = Checkpoints(folder)
     losses = {}
     for name in architectures:
-        found = training_losses(checkpoints.load(name), name, device, torch.float32, STEPS_OF_SEVERAL)
+        found = training_losses(checkpoints.load(name), name, device, torch.float32, MULTI_PROCESS_STEPS)
         losses[name] = found["loss"].tolist()
     if os.environ["RANK"] == "0":
         Path(out).write_text(json.dumps(losses))

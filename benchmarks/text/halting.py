@@ -194,9 +194,9 @@ def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> di
     minus 1.
     """
     M = model.config.halt_max_steps
-    fixed = [measure(model, rows, args.batch_size, **never_before(segments)) for segments in range(1, M + 1)]
+    fixed = [measure(model, rows, args.batch_size, **fixed_segments(segments)) for segments in range(1, M + 1)]
     always, found = fixed[-1]["bits_per_byte"], {}
-    always_when_calibrating = measure(model, calibration, args.batch_size, **never_before(M))
+    always_when_calibrating = measure(model, calibration, args.batch_size, **fixed_segments(M))
     for name in args.exits.split(","):
 
         def at(threshold: float | None, name=name):
@@ -221,7 +221,7 @@ def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> di
     return found
 
 
-def never_before(segments: int) -> dict:
+def fixed_segments(segments: int) -> dict:
     """Return the forward arguments that fix the number of segments for every token."""
     return {"exit_criterion": "fixed", "num_segments": segments}
 
@@ -243,7 +243,7 @@ def sweep(model, rows, args) -> list[dict]:
         points.append({"exit": exit_name, "setting": setting, **point})
 
     for segments in range(1, M + 1):
-        add("fixed", segments, **never_before(segments))
+        add("fixed", segments, **fixed_segments(segments))
     exits = args.exits.split(",")
     try:
         for margin in [own_margin, *margins(model, rows, args)] if "cdf" in exits else []:

@@ -48,7 +48,7 @@ from .models import BYTES, FIRST_BYTE, flops_per_token, held_out_rows, text_file
 from .quality import parameter_groups, schedule
 
 
-LENGTH, MOST, ITEMS = 136, 12, 5  # bytes per row, steps of the hardest questions, permuted items
+LENGTH, MOST, ITEMS = 136, 12, 5  # bytes per row, maximum steps per question, number of permuted items
 QUESTIONS = (LENGTH + 1) // (MOST + ITEMS + 5)  # per row
 LOOPED = {"passes": 4, "input_injection": "gated", "loop_step": "damped", "segment_sampling": "lognormal_poisson"}
 # For each arm, the arguments of `from_llama`, and the options of the trainer's curriculum.
@@ -192,7 +192,7 @@ def make_llama(args, seed: str, layers: int) -> LlamaForCausalLM:
 
 
 def make_model(args, arm: str, seed: str):
-    """Build the model with which an arm's training starts."""
+    """Build the model that an arm trains."""
     before, inside, after = split(args)
     llama = make_llama(args, seed, before + inside + after)
     if arm not in ("pretrained", "scratch"):

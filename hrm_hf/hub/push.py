@@ -251,7 +251,7 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
     own, found = Path(os.path.realpath(folder)), {}
     allowed, repository = [own], own.parent.parent
     if own.parent.name == "snapshots" and repository.parent == Path(os.path.realpath(constants.HF_HUB_CACHE)):
-        # Links may point to the blobs of this repository, and to those that all repositories share.
+        # Links may point to this repository's blobs, or to the blobs that all repositories share.
         allowed += [repository / "blobs", repository.parent / "blobs"]
     for path in sorted(folder.rglob("*")):
         problem = None

@@ -349,7 +349,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Return whether to checkpoint activations: as set, or else for large models or if memory is too small.
+    """Return the option to checkpoint activations. If unset, decide by the model's size and the memory.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """

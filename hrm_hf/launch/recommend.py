@@ -79,7 +79,7 @@ class Advice:
     guide_batch: int | None
     best: Row
     commands: dict[str, str]
-    tried: int  # the largest batch to recommend
+    tried: int  # the largest batch size that was tested
     worth: int  # the smallest useful batch
 
 

@@ -46,7 +46,7 @@ from .puzzle_layers import ReasoningLevel, rms_norm
 from .shear_operator import adjoint_shear, shear_from_convergence
 
 
-FIRST_GAIN = 0.3  # initial gain of b, the maps of the residual shear (see above)
+FIRST_GAIN = 0.3  # initial gain of b, the residual shear mapped back to convergence
 PROPOSAL_GAIN = 0.1  # initial gain of the maps that the low level proposes
 LOG_STD_SCALE = 0.1  # small, so that the initial std is nearly the same in all pixels
 

@@ -141,7 +141,7 @@ class SymbolPoolingBlock(SymbolMeanBlock):
     def mix_positions(self, config, layer_idx):
         super().mix_positions(config, layer_idx)
         self.num_heads = config.num_attention_heads
-        self.kinds = len(self.positions.counts) + 1  # kinds of units, plus one for symbols
+        self.kinds = len(self.positions.counts) + 1  # number of kinds of units, plus one for symbols
         self.scores = PoolingScores(config.hidden_size, self.kinds * self.num_heads)
         V = config.state_symbols
         self.sharpness = max(1.0, math.log(V) / math.log(config.pooling_size or V)) if V > 1 else 1.0

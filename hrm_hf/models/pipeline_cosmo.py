@@ -21,7 +21,7 @@ from .posterior_head import CosmoRegressionOutput
 
 logger = logging.get_logger(__name__)
 
-POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # model outputs to read
+POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # model outputs to return
 INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
 
 

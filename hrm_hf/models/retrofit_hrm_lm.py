@@ -160,7 +160,7 @@ def validate_decoder(config: PreTrainedConfig) -> None:
         wrong["layer_types"] = config.layer_types
     quantized = getattr(config, "quantization_config", None)
     method = quantized.get("quant_method") if isinstance(quantized, dict) else getattr(quantized, "quant_method", None)
-    if quantized is not None and method != "gguf":  # transformers dequantizes GGUF files
+    if quantized is not None and method != "gguf":  # GGUF weights are dequantized on loading
         wrong["quantization_config"] = quantized
     if (factor := config.rope_parameters.get("partial_rotary_factor") or 1) != 1:
         wrong["partial_rotary_factor"] = factor

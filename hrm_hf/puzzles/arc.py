@@ -271,7 +271,7 @@ def _some(names: Collection[str], count: int = 5) -> str:
 
 
 def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str, list[Pair]]]:
-    """Yield `(identifier, train pairs + test pairs)` of the task and up to `num_aug` distinct variants.
+    """Yield `(identifier, train pairs + test pairs)` for the task and up to `num_aug` distinct variants.
 
     At most 5 * num_aug variants are drawn, so a task with few distinct variants yields fewer.
     """

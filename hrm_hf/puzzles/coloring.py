@@ -13,7 +13,7 @@ from .tasks import Grids, PuzzleTask
 
 OPEN, FIRST, COLORS = 1, 2, 4
 NO_EDGE, EDGE = FIRST + COLORS, FIRST + COLORS + 1
-EDGE_SHARE = (0.7, 1.0)  # least and greatest fraction of edges between nodes of different colors
+EDGE_SHARE = (0.7, 1.0)  # range of the probability of an edge between two nodes of different colors
 
 
 class ColoringTask(PuzzleTask):

@@ -322,7 +322,7 @@ class BuildPuzzle(BuildPuzzles):
         argument=True,
     )
     height: int | None = option("Rows. [default: the task's; inferred for sources]", None, min=1)
-    width: int | None = option("Columns. [default: as for --height]", None, min=1)
+    width: int | None = option("Columns. [default: the task's; inferred for sources]", None, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -244,7 +244,7 @@ def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple
     lanes = Lanes(left.copy())
 
     def start(idle: np.ndarray) -> None:
-        """Start to test the next cell of the board in each idle lane."""
+        """Start testing the next cell of the board in each idle lane."""
         board = lanes.board[idle]
         ended = (surplus[board] == 0) | (surplus[board] > cells - position[board])
         lanes.busy[idle[ended]] = False

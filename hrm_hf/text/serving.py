@@ -156,7 +156,7 @@ class Server(Serve):
     _thread = None  # otherwise, `kill_server` would wait for a server thread
 
     def start_server(self) -> None:
-        """Do nothing. The constructor calls this method."""
+        """Do nothing, because the constructor calls this method before `run` serves the application."""
 
     def run(self) -> None:
         """Serve until the process is interrupted, then stop the batching thread, which would keep it running."""

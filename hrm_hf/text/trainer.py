@@ -361,7 +361,7 @@ class LengthGroupedBatches(Sampler):
         seed: random seed of the order.
     """
 
-    GROUP = 50  # batches that are sorted together: more batches mean less padding, but also less mixing
+    GROUP = 50  # number of batches sorted together; a larger number means less padding, but also less mixing
 
     def __init__(self, lengths, batch_size: int, seed: int):
         self.lengths = torch.as_tensor(lengths)

@@ -412,7 +412,7 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> "PreTrainedConf
     # Build the config only once: some configs derive fields from others (hrm_text rewrites num_hidden_layers), so
     # rebuilding one from its own fields would give a different config.
     values = {**from_data, **changes}
-    if arguments.preset and architecture_of(arguments.model_type) is None:  # an architecture from transformers
+    if arguments.preset and architecture_of(arguments.model_type) is None:  # transformers' own model types
         raise ValueError(f"preset={arguments.preset!r}: {arguments.model_type} has no presets; use --config_overrides")
     try:
         if arguments.preset:

@@ -298,7 +298,7 @@ class CompleteCheckpoints:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """At the end of a run, save the averaged weights as the model, plus the raw weights, and push."""
-        if _internal_call:  # Trainer is saving a checkpoint, which has raw weights
+        if _internal_call:  # Trainer is saving a checkpoint, which needs the raw weights
             super().save_model(output_dir, _internal_call=True)
             return
         self._save_final(output_dir or self.args.output_dir)

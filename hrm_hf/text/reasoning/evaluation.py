@@ -123,7 +123,7 @@ def _answer(model: PreTrainedModel, rows: Rows, options: dict[str, Any], batch_s
     from tqdm.auto import tqdm
 
     difficulties = [np.flatnonzero(rows["difficulty"] == one) for one in np.unique(rows["difficulty"])]
-    batches = [places[start : start + batch_size] for places in difficulties  # equal difficulty, equal length
+    batches = [places[start : start + batch_size] for places in difficulties  # one difficulty per batch
                for start in range(0, len(places), batch_size)]  # fmt: skip
     found: list[Rows] = []
     for places in tqdm(batches, desc="Evaluating", unit=" batches", disable=None):

@@ -61,7 +61,7 @@ def counted(task: str, name: str) -> int:
 
 
 def fitted(points: dict[int, int], least: int) -> dict:
-    """Fit peak memory against batch size by a line: bytes per example, plus at least `least` bytes.
+    """Fit a line to peak memory by batch size: bytes per example, plus a constant of at least `least` bytes.
 
     The noise in peak memory is proportional to the memory. The constant therefore minimizes relative errors;
     otherwise, noise at the largest batch could rank a model below a smaller one. The slope minimizes absolute errors,

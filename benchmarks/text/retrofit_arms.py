@@ -96,7 +96,7 @@ def parse():
     parser.add_argument("--train_file", help="text (plain UTF-8 or gzip); the books in shared/data by default")
     parser.add_argument("--valid_file")
     parser.add_argument("--train_bytes", type=int, default=5_900_000, help="use only the first N bytes of the text")
-    parser.add_argument("--eval_rows", type=int, default=1024, help="held-out rows: N of text, N / 8 for each K")
+    parser.add_argument("--eval_rows", type=int, default=1024, help="held-out text rows; N / 8 questions for each K")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processes", type=int, default=3, help="arms that train at the same time")
@@ -246,7 +246,7 @@ def drawn_passes(args, arm: str, seed: str, model, flops: float) -> tuple[list[i
         return found
 
     total = int(flops / costs[most - 1])
-    for _ in range(8):  # the ramp depends on the number of steps
+    for _ in range(8):  # repeated, because the number of steps changes the ramp and so the cost
         passes = draw(max(1, total))
         spent = sum(costs[n - 1] for n in passes)
         if abs(spent / flops - 1) < 0.002:

@@ -20,7 +20,7 @@ from ..text.options import RlmOptions
 from .command import takes, validate_model, write_json
 
 
-MAX_PROBLEMS = 3  # rule violations printed per puzzle; --json includes all
+MAX_PROBLEMS = 3  # maximum number of rule violations to print per puzzle; --json includes all
 # transformers imports these if installed, which takes a second. Only quantized weights and adapters need them.
 NOT_NEEDED_TO_SOLVE = ("accelerate", "scipy", "torchao")
 

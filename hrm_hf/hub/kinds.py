@@ -123,7 +123,7 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
 
 
 def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
-    """Load a model in eval mode. Raises CheckpointError for missing, unreadable, misshapen or non-finite weights."""
+    """Load a model in eval mode. Raise CheckpointError for missing, unreadable, mismatched or non-finite weights."""
     from ..models.modeling_utils import broken_weights, only_errors_logged
     from .manifests import READ_ERRORS, CheckpointError
 

@@ -35,7 +35,7 @@ GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
 IDENTIFIERS_FILE = "identifiers.json"  # file in data sets and checkpoints with the names of the puzzle table's rows
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
-KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
+KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (plain or .gz) or {PARQUET}"
 # Folders created by operating systems.
 NOT_DATA = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")
 TEMPORARY = ".tmp"  # suffix of incomplete files
@@ -422,7 +422,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so that waiting processes see it
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # unlink before releasing, so that waiting processes notice
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir fails if the folder contains the files of a finished build

@@ -155,7 +155,7 @@ SHAPES = {LlamaConfig: llama_shape, GPT2Config: gpt2_shape, HrmTextConfig: hrm_t
 
 def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool = False) -> int:
     """Return the number of bytes saved per token for the backward pass, excluding logits."""
-    if checkpointing:  # it saves only the inputs of layer visits and passes
+    if checkpointing:  # checkpointing saves only the inputs of layer visits and passes
         inputs = (shape.trained_visits + shape.trained_passes) * shape.trained_segments
         return 4 * shape.streams * shape.hidden_size * (inputs + shape.once_visits + shape.once_passes)
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)

@@ -52,7 +52,7 @@ from .options import LaunchOptions
 RUN_CLM = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # the options of run_clm.py
 PLAN_FILE = "launch_plan.json"
 BF16_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16 arithmetic
-CHECKPOINTING_FROM = 99_000_000  # number of weights at which activations are checkpointed; hrm-lm-100m has 99,976,706
+CHECKPOINTING_FROM = 99_000_000  # number of weights from which activations are checkpointed (hrm-lm-100m: 99,976,706)
 REFERENCE_BATCH = 16  # sequences per optimizer step if there is no recipe
 # Sequences per GPU in the original launcher, by number of GPUs.
 GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2: 3, 4: 2, 8: 1}}

@@ -223,7 +223,7 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
-    """Set pixels whose value is `bad`, the header's BAD_DATA, to NaN. Without a valid `bad`, change none."""
+    """Set pixels whose value is `bad`, the header's BAD_DATA, to NaN. If `bad` is not a number, change nothing."""
     with suppress(ValueError):
         return np.where(np.isclose(data, float(str(bad)), rtol=1e-5, atol=0), np.nan, data)
     return data

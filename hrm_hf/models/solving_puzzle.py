@@ -19,7 +19,7 @@ from .settings_puzzle import SolveSettings
 
 RESIDUAL_WINDOW = 3  # number of last steps over which residuals are averaged
 CACHED_BYTES = 4 * 2**20  # maximum bytes of latent states per call on a CPU, to keep them in its cache
-TOKENS_PER_CALL = 65_536  # maximum cells per call on other devices, to fit large puzzles with restarts into memory
+TOKENS_PER_CALL = 65_536  # maximum cells per call on a GPU, to fit large puzzles with restarts into memory
 
 # Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -101,7 +101,7 @@ def _as_numbers(cells: list[str]) -> list[str]:
     """
     if "0" in cells and "." in cells:
         raise ValueError("the board has both 0 and '.'; use one of them for blanks, and 1 to 9, A to G for symbols")
-    start = 64 if not any(cell.isdecimal() and int(cell) for cell in cells) else 55  # A is 1, or A is 10
+    start = 64 if not any(cell.isdecimal() and int(cell) for cell in cells) else 55  # makes A 1, or 10 if digits occur
     return ["." if cell in (".", "0") else cell if cell.isdecimal() else str(ord(cell) - start) for cell in cells]
 
 

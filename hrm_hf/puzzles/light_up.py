@@ -12,7 +12,7 @@ from .tasks import Grids, PuzzleTask, View
 
 
 OPEN, DARK, BULB, WALL, NUMBER = range(1, 6)  # DARK: a cell without a bulb; NUMBER + n: a wall with the number n
-WALL_SHARE = (0.2, 0.35)  # least and greatest fraction of walls in generated puzzles
+WALL_SHARE = (0.2, 0.35)  # minimum and maximum fraction of walls in generated puzzles
 MAX_NODES = 500  # limit of a search while a puzzle is generated; puzzles that need more are dropped
 
 

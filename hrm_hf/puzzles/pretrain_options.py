@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 SCRIPT = ROOT / "training" / "run_puzzle.py"
 ARCH_NAME = original.ARCHITECTURES["hrm"].original_name
-# None for puzzle_emb_ndim means the hidden size; for forward_dtype, bfloat16 if the machine supports it.
+# For puzzle_emb_ndim, None means the hidden size; for forward_dtype, it means bfloat16 if the machine supports it.
 ARCH = original.REQUIRED | original.OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None, "name": ARCH_NAME}
 ARCH |= {"rope_theta": 10000.0, "loss.name": original.LOSS_NAME, "loss.loss_type": original.DEFAULT_LOSS}
 DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}

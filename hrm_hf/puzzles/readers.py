@@ -121,7 +121,7 @@ def read_table(path: str | Path) -> PuzzleTable:
             return _from_arrow(pyarrow.parquet.read_table(path), str(path))
         except pa.ArrowException as error:
             raise ValueError(f"{path}: is not a readable Parquet file ({error})") from error
-    raise ValueError(f"{path}: unknown file type {path.suffix!r}; expected .csv, .jsonl, .json (also .gz) or .parquet")
+    raise ValueError(f"{path}: unknown type {path.suffix!r}; expected .csv, .jsonl, .json (plain or .gz) or .parquet")
 
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a puzzle task is: its symbols, text form, rules, symmetries, search and colors.
+"""Base class of puzzle tasks, which define symbols, text form, rules, symmetries, search and colors.
 
 A task is a subclass of `PuzzleTask`. Data builders, trainer, pipeline, app and plots know a task only through this
 class. `task_registry.py` finds it by its name. This module handles only tokens, not models. In shapes, S is the number
@@ -288,7 +288,7 @@ class PuzzleTask:
         raise NotImplementedError
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        """List the rules that `answer` to `question` violates (both tokens [S])."""
+        """List the rules that the tokens `answer` [S] violate as a solution of the tokens `question` [S]."""
         if not self._overrides("allowed"):
             return []
         problems, legal = [], self.legal(answer)
@@ -300,7 +300,7 @@ class PuzzleTask:
         return problems
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Return bool [N]: whether each of `answers` to `questions` (both tokens [N, S]) obeys all rules."""
+        """Return bool [N]: whether each of `answers` to `questions` (token arrays [N, S]) obeys all rules."""
         return np.array([not self.violations(*pair) for pair in zip(questions, answers)], dtype=bool)
 
     def wrong_cells(self, question: np.ndarray, answer: np.ndarray) -> np.ndarray:
@@ -366,7 +366,7 @@ class PuzzleTask:
         return [View(dihedral(cells, one).reshape(-1), symbols) for one in box_symmetries(self.grid_shape)]
 
     def symmetry_keys(self) -> int:
-        """Return how many random keys `symmetric_copies` needs per row, or raise ValueError without symmetries."""
+        """Return the random keys per row for `symmetric_copies`, or raise ValueError if there are no symmetries."""
         if len(self.symmetries()) < 2:
             raise ValueError(
                 f"augment=true: task {self.name!r} has no known symmetries; use --augment false, or correct the "

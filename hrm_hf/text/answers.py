@@ -81,7 +81,7 @@ def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[s
             for place, line in numbered_lines(path):
                 yield place, json_object(line, place)
         elif not Path(source).expanduser().is_dir():  # in a folder, skip text files such as a README
-            raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
+            raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (plain or .gz) or {PARQUET}")
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:

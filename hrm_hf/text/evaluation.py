@@ -96,7 +96,7 @@ def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[
         flags = ", ".join("--" + field.replace("_", "-") for field in thinking)
         raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; remove {flags}")
     network = load_network(name, AutoModelForCausalLM)
-    # Set after loading, because a model built with one segment has no halting gate.
+    # Change the config only after loading, because a model built for one segment has no halting gate.
     for field, value in thinking.items():
         setattr(network.config, {"num_segments": "halt_max_steps"}.get(field, field), value)
     embeddings = network.get_input_embeddings().num_embeddings

@@ -316,7 +316,7 @@ def mean_segments(args: LmTrainingArguments, most: int, progress: float) -> int:
 
 
 def freeze_all_but_gate(model: Any) -> None:
-    """Freeze all but the halting gate, and set criterion q unless the config has a learned criterion."""
+    """Freeze all but the halting gate, and set exit criterion q unless the config has a learned criterion."""
     model.requires_grad_(False)
     model.base_model.q_head.requires_grad_(True)
     if not EXIT_CRITERIA[model.config.exit_criterion].learned:
@@ -338,7 +338,7 @@ def freeze_all_but_adapters(model: Any) -> None:
 def compile_segment(model: Any, **options: Any) -> None:
     """Call `torch.compile(**options)` on the segment that training repeats. Inference is not compiled."""
     base = model.base_model
-    base.compiled_segment = torch.compile(type(base).segment, **options)  # a function, so copies use their own weights
+    base.compiled_segment = torch.compile(type(base).segment, **options)  # unbound, so copies use their own weights
 
 
 def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_bytes: torch.Tensor) -> dict:

@@ -51,7 +51,7 @@ class MetricAccumulator:
         self.pending = {}
 
     def drain(self, accelerator, step: int) -> tuple[dict[str, float], int, float]:
-        """Return sums over all processes, and the steps and seconds since the last call. Then reset (collective)."""
+        """Return and reset the sums over all processes, and the steps and seconds since the last call (collective)."""
         sums, self.sums = self.sums, {}
         found = {}
         if sums:  # empty if every step since the last call was dropped

@@ -40,7 +40,7 @@ EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units
 # Constants of the legacy kinds:
 H = 0.7
 SPECTRAL_INDEX = 0.965
-DES_ARCMIN2 = 8  # galaxies per arcmin^2; also per pixel, because a pixel covers 1 arcmin^2
+DES_ARCMIN2 = 8  # galaxies per arcmin^2, and per pixel, because a pixel covers 1 arcmin^2
 DES_ELLIPTICITY = 0.26
 DES_BLUR = 10.0  # pixels
 
@@ -72,7 +72,7 @@ def generate_columns(
 
 
 def _shear(settings: MapSettings, cosmology: Cosmology, rng: np.random.Generator) -> dict[str, Any]:
-    import torch  # slow import in each worker, not needed for other maps
+    import torch  # imported here, because only shear needs torch and each worker would import it
 
     from ...models.shear_operator import shear_from_convergence
 
@@ -162,7 +162,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # never runs out, since a hole hides its center
+    for centre in rng.permutation(size * size):  # there are enough pixels, since each hole hides its center
         if not left:
             break
         row, column = divmod(centre, size)
@@ -248,7 +248,7 @@ def _wave_numbers(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _matter_field(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw a Gaussian field with spectrum k^0.965 T(k)^2, with T of Bardeen et al. 1986 (BBKS)."""
+    """Draw a Gaussian field with spectrum k^0.965 T(k)^2; T is the BBKS transfer function (Bardeen et al. 1986)."""
     if not 0 < omega_m <= 1:
         raise ValueError(f"omega_m={omega_m}: must be in (0, 1]")
     kx, ky = _wave_numbers(size)

@@ -198,7 +198,7 @@ def _parse(entry: str) -> _Commit | None:
 
 
 def _blobs(repository: Path) -> subprocess.Popen:
-    """Start a `git cat-file --batch` process to read all blobs from. It is a context manager."""
+    """Start one `git cat-file --batch` process for all blobs. The process is a context manager."""
     return subprocess.Popen(
         _command(repository, "cat-file", "--batch"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(repository),

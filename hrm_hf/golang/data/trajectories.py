@@ -34,7 +34,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
 SYNTAX_ONLY = 0.5  # fraction of trajectories whose verdicts hide the type errors that the oracle finds
-NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, for use without a validator
+NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, so the model can also work without a validator
 MAX_CHARACTERS = 4000  # maximum total length of the code in a trajectory; failed attempts that exceed it are dropped
 CHUNK = 64  # records per validator call
 

@@ -27,7 +27,7 @@ from .checkpoint import validate_passes
 
 
 POSTERIOR = ("log_weights", "loc", "scale_tril")
-REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # output names: graph -> model
+REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # graph name: model name
 
 
 @dataclass

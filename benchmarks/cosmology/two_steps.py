@@ -45,7 +45,7 @@ class TwoStepRun(RegressionRun):
         cosmologies = np.arange(len(rows)) // info.maps_per_cosmology
         free, held_out = split_rows(cosmologies, self.data_args.max_train_samples, self.data_args.val_samples)
         generator = torch.Generator().manual_seed(self.args.seed)
-        observed = [observed_anew(rows[free], info.settings.pixel_noise, generator)
+        observed = [new_observations(rows[free], info.settings.pixel_noise, generator)
                     for _ in range(self.data_args.observations)]  # fmt: skip
         train, labels = self.filtered([*observed, rows[held_out]], info.target_names)
         count = len(train) - len(held_out)
@@ -72,7 +72,7 @@ class TwoStepRun(RegressionRun):
         return MapSet(estimate_maps(self.estimator, rows, BATCH)[0], rows.labels)
 
 
-def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
+def new_observations(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
     """Return new observations of the rows' convergence: new shear noise, and shifted masks of random rows."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]

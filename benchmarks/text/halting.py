@@ -217,7 +217,7 @@ def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> di
             "gain_over_fixed": read_curve(fixed, point["avg_segments"]) / point["bits_per_byte"] - 1,
             "gain_over_random": drawn["bits_per_byte"] / point["bits_per_byte"] - 1,
         }
-        print(f"{name:14} {told(found[name])}", flush=True)
+        print(f"{name:14} {formatted(found[name])}", flush=True)
     return found
 
 
@@ -277,7 +277,7 @@ def read_curve(curve: list[dict], average: float) -> float:
     return float(np.interp(average, x, y))
 
 
-def told(found: dict) -> str:
+def formatted(found: dict) -> str:
     """Format an exit criterion's saved segments, loss and gains, with intervals where they are known."""
 
     def share(name: str) -> str:
@@ -298,7 +298,7 @@ def print_table(report: dict) -> None:
         f"\n{len(report['calibrated'])} checkpoint(s), {report['segments']} segments, thresholds chosen on other text"
     )
     for name, found in report["summary"].items():
-        print(f"{name:14} {told(found)}")
+        print(f"{name:14} {formatted(found)}")
 
 
 def plot(report: dict, path: Path) -> None:

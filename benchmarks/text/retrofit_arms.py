@@ -403,7 +403,7 @@ def train_arm(args) -> None:
 
 @torch.no_grad()
 def evaluate(args, run: Run, valid: torch.Tensor) -> list[dict]:
-    """Return bits per byte, accuracy by K, and the state's norm, for 1 to twice the mean number of passes.
+    """Return bits per byte, accuracy by K and the state's norm, for every depth up to twice the mean number of passes.
 
     Answers are read in one forward pass with the right earlier items. An answer is right if all its items are: then
     greedy decoding finds it too.

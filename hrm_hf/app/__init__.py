@@ -44,7 +44,7 @@ def launch(
     max_upload_bytes: int | None = None,
     **options: Any,
 ) -> tuple:
-    """Serve a page from `build_app` with the styles of the app, and limit requests and uploads (see `limits.py`).
+    """Serve a page from `build_app` with the app's styles, and limit requests and uploads (see `limits.py`).
 
     Args:
         share: whether to create a public link through Gradio's servers.

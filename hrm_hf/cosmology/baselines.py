@@ -158,7 +158,7 @@ def _averaged(fields: np.ndarray, masks: np.ndarray | None, size: int) -> tuple[
 
 
 def _shape(values: np.ndarray, weight: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Compute moments and histograms of pixels, [N, C, P, P] -> [N, C * features]."""
+    """Return the moments and histograms [N, C * features] of the pixels of maps [N, C, P, P]."""
     number, channels = values.shape[:2]
     values, weight = (array.reshape(number, channels, -1) for array in (values / unit[:, None, None], weight))
     weight = weight / np.maximum(weight.sum(axis=2, keepdims=True), 1)

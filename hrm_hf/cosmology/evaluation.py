@@ -279,7 +279,7 @@ def contour_areas(predictions: CosmologyPredictions, plane: tuple[str, str]) -> 
 
 
 def covariances(samples: np.ndarray) -> np.ndarray:
-    """Return the covariance of the draws of each map, [N, S, R] -> [N, R, R]."""
+    """Return the covariance [N, R, R] of each map's draws [N, S, R]."""
     centred = samples - samples.mean(axis=1, keepdims=True)
     return np.einsum("nsi,nsj->nij", centred, centred) / (samples.shape[1] - 1)
 

@@ -41,7 +41,7 @@ BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (Build
 SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # config fields that depend on the data
 STATISTICS_MAPS = 4000  # maps used to compute means and standard deviations; they must fit in memory
 DISTANCE_QUANTILE = 0.995  # fraction of held-out maps that lie within `max_map_distance`
-SCALE_MAPS = 2000  # training maps used for the standard deviation of the convergence
+SCALE_MAPS = 2000  # number of training maps used to estimate the standard deviation of the convergence
 
 
 @dataclass

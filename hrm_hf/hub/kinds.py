@@ -37,7 +37,7 @@ class Kind:
     ability: str | None = None
 
     def has(self, row: ArchitectureSpec) -> bool:
-        """Check whether an architecture of this package is of this kind."""
+        """Check whether one of this package's architectures belongs to this kind."""
         loaded_by = {auto_class.__name__ for auto_class in row.head_auto_classes}
         return self.auto_class in loaded_by and (self.ability is None or self.ability in row.abilities)
 

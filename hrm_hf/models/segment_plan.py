@@ -170,7 +170,7 @@ def plan_segments(
 
 
 def drawn_segments(config, tokens: torch.Tensor, mean: int | None = None) -> torch.Tensor | None:
-    """Draw the number of segments, [] or [B, T] depending on `config.segment_sampling`, or None if "fixed".
+    """Draw the number of segments, [] or [B, T] depending on `config.segment_sampling`. Return None for "fixed".
 
     The number is 1 plus a Poisson variable with a log-normal rate. The mean rate is `mean` - 1, with halt_max_steps as
     the default mean. The number is limited to a multiple of halt_max_steps.

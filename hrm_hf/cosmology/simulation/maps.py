@@ -184,7 +184,7 @@ def _punch(mask: np.ndarray, row: int, column: int, radius: float, most: int) ->
 
 
 def _edge(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the signed distance from a rough line across the patch, in units of the patch side, [size, size]."""
+    """Return each pixel's signed distance from a rough line across the patch, [size, size], in patch sides."""
     direction = rng.uniform(0, 2 * np.pi)
     place = (np.arange(size) + 0.5) / size - 0.5
     straight = np.cos(direction) * place[:, None] + np.sin(direction) * place
@@ -224,7 +224,7 @@ def legacy_2lpt(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarr
 
 
 def displacements(omega_m: float, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return displacements along rows and columns in pixels (Mpc/h), [size, size] each.
+    """Return displacements along rows and columns, [size, size] each, in pixels of 1 Mpc/h.
 
     The first order is -grad phi with laplace(phi) = delta. The second order is -3/7 omega_m^(-1/143) times the
     gradient of the potential whose Laplacian is phi_xx phi_yy - phi_xy^2. Both are in two dimensions.

@@ -204,7 +204,7 @@ def _options(read_only, writable, environment: dict[str, str], directory: str) -
 
 
 def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[bytes], str]) -> list[str]:
-    """Return the command that starts bubblewrap with its namespaces, uid and limits, without the program.
+    """Return the bubblewrap command with its namespaces, uid and limits. The caller appends the program.
 
     Args:
         file: creates an anonymous file that bubblewrap inherits, and returns its descriptor.

@@ -78,11 +78,11 @@ class CausalLMRun(TrainingRun):
     def results(self, trainer: CausalLMTrainer, metrics: dict[str, Any]):
         args = self.args
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # only loader workers know
+        counted_by_workers = self.data_args.streaming and args.dataloader_num_workers  # this process has no counts
         return metrics, {
             # This upper bound includes padding and context, and counts the incomplete last step of an epoch as full.
             "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.row_length),
-            "bad_lines": None if counted_elsewhere else self.corpus.bad_lines,
+            "bad_lines": None if counted_by_workers else self.corpus.bad_lines,
             "data": self.corpus.report(),
             "sample": self._continue_prompt(trainer),
         }

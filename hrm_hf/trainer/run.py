@@ -212,7 +212,7 @@ def describe_options(args: Any) -> str:
 # ---- the folder of a run ----
 
 
-def agreed(call: Callable[[], Found], is_first: bool) -> Found:
+def in_first_process(call: Callable[[], Found], is_first: bool) -> Found:
     """Run `call` in the first process, and return its result or raise its error in all processes."""
     found: list[Any] = [None, None]
     if is_first:
@@ -229,7 +229,7 @@ def agreed(call: Callable[[], Found], is_first: bool) -> Found:
 @contextlib.contextmanager
 def locked_folder(output_dir: str | Path, is_first: bool) -> Iterator[None]:
     """Lock `output_dir` during a `with` block, which all processes must enter together."""
-    lock = _agreed_lock(output_dir, is_first)
+    lock = _first_process_lock(output_dir, is_first)
     try:
         yield
     finally:
@@ -246,22 +246,22 @@ def claim_run_folder(args: Any) -> None:
         OSError: the folder is not writable.
     """
     is_first = args.process_index == 0
-    lock = _agreed_lock(args.output_dir, is_first)
+    lock = _first_process_lock(args.output_dir, is_first)
     if lock is not None:
         _locks_until_exit.append(lock)
     if not args.resume_from_checkpoint and not args.overwrite_output_dir:
-        agreed(lambda: begin(args.output_dir, None), is_first)
+        in_first_process(lambda: plan_start(args.output_dir, None), is_first)
 
 
-def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
+def _first_process_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
     """Lock a folder in the first process. Return None in others, or if locks are not supported."""
     locks: list[FileLock | None] = [None]
     names = LOCK_FILE, "run", "--output_dir"
-    agreed(lambda: locks.insert(0, lock_folder(Path(output_dir), *names, again=True)), is_first)
+    in_first_process(lambda: locks.insert(0, lock_folder(Path(output_dir), *names, again=True)), is_first)
     return locks[0]
 
 
-def begin(
+def plan_start(
     output_dir: str | Path, wanted: str | bool | None, overwrite: bool = False
 ) -> tuple[str | None, str, list[Path]]:
     """Decide whether a run starts from scratch in a folder or resumes there. Called only in the first process.

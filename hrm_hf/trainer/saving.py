@@ -61,7 +61,7 @@ from .optim import (
     validate_resumable,
 )
 from .preemption import PreemptionCallback
-from .run import agreed, begin, locked_folder, rotate
+from .run import in_first_process, locked_folder, plan_start, rotate
 
 
 # Error messages from gloo and NCCL after another process has ended.
@@ -103,7 +103,7 @@ class CompleteCheckpoints:
         resume_from_checkpoint = wanted_checkpoint(resume_from_checkpoint)
         overwrite = getattr(args, "overwrite_output_dir", False)  # TRL's arguments may lack this option
         with locked_folder(args.output_dir, is_first):
-            start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrite), is_first)
+            start = in_first_process(lambda: plan_start(args.output_dir, resume_from_checkpoint, overwrite), is_first)
             checkpoint, self.run_id, self._stale = start
             self._resumed = checkpoint is not None
             if checkpoint is not None:
@@ -133,7 +133,7 @@ class CompleteCheckpoints:
         """Delete an earlier run's checkpoints after the first step, then log, save and evaluate."""
         if self._stale:
             print(f"deleting {len(self._stale)} checkpoints of an earlier run (overwrite_output_dir)", flush=True)
-            agreed(lambda: [shutil.rmtree(folder) for folder in self._stale], self.args.process_index == 0)
+            in_first_process(lambda: [shutil.rmtree(folder) for folder in self._stale], self.args.process_index == 0)
             self._stale = []
         super()._maybe_log_save_evaluate(*args, **kwargs)
 

@@ -33,7 +33,7 @@ from hrm_hf.io import files
 from hrm_hf.io.files import FolderInUseError
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.trainer.recipes import save_recipe
-from hrm_hf.trainer.run import LOCK_FILE, begin, claim_run_folder, locked_folder, rotate
+from hrm_hf.trainer.run import LOCK_FILE, claim_run_folder, locked_folder, plan_start, rotate
 
 
 SCRIPTS = Path(__file__).parents[2] / "training"
@@ -132,7 +132,7 @@ def test_checkpoints_of_two_runs_in_one_folder_are_named(tmp_path):
     fake(tmp_path, 2), fake(tmp_path, 4, "b" * 32)
     for wanted in ("last", "last-complete", str(tmp_path / "checkpoint-4")):
         with pytest.raises(CheckpointError, match=r"bbbbbbbb.* checkpoint-2 .*aaaaaaaa.*--output_dir"):
-            begin(tmp_path, wanted)
+            plan_start(tmp_path, wanted)
 
 
 def test_a_manifest_lists_files_of_subfolders_as_sharded_checkpoints_have_them(tmp_path):
@@ -168,7 +168,7 @@ def test_each_checkpoint_is_hashed_once_on_the_way_to_a_complete_one(tmp_path, m
     read, checksum = [], files._checksum
     monkeypatch.setattr(files, "_checksum", lambda file: read.append(file) or checksum(file))
     with contextlib.suppress(CheckpointError):
-        begin(tmp_path, wanted if isinstance(wanted, str) else os.path.relpath(tmp_path / "checkpoint-6"))
+        plan_start(tmp_path, wanted if isinstance(wanted, str) else os.path.relpath(tmp_path / "checkpoint-6"))
     assert sorted(file.parent.name for file in read) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 

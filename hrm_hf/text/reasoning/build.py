@@ -103,28 +103,28 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
         expected = " or ".join(kind.answer_kinds)
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
     most = kind(size=size, answers=answers).max_difficulty
-    possible = f"{size} {kind.size_unit} allow at most {most} {kind.difficulty_unit}"
+    limit = f"{size} {kind.size_unit} allow at most {most} {kind.difficulty_unit}"
     low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # small sizes allow less than the default
     if options.difficulty:
-        low, high = _span(options.difficulty, "--difficulty", most, possible)
+        low, high = _span(options.difficulty, "--difficulty", most, limit)
     beyond = (high + 1, min(2 * high, most)) if high < most else None
     if options.beyond == "none":
         beyond = None
     elif options.beyond is not None:
-        beyond = _span(options.beyond, "--beyond", most, possible)
+        beyond = _span(options.beyond, "--beyond", most, limit)
         if beyond[0] <= high:
             raise UsageError(f"beyond={options.beyond}: must begin above {high}, the training maximum", "--beyond")
     rows = {"train": options.num_train, "validation": options.num_validation, "test": options.num_test}
     return ReasoningInfo(options.task, size, answers, (low, high), beyond, rows, options.seed)
 
 
-def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
-    """Parse a difficulty such as "8" or "1-8". For values above `most`, raise UsageError with text `possible`."""
+def _span(text: str, option: str, most: int, limit: str) -> tuple[int, int]:
+    """Parse a difficulty such as "8" or "1-8". For values above `most`, raise UsageError with the text `limit`."""
     parts = text.split("-")
     if len(parts) > 2 or not all(part.isdecimal() for part in parts) or not 1 <= int(parts[0]) <= int(parts[-1]):
         raise UsageError(f"{option[2:]}={text!r}: must be a positive integer or a range, such as 8 or 1-8", option)
     if int(parts[-1]) > most:
-        raise UsageError(f"{option[2:]}={text!r}: {possible}", option)
+        raise UsageError(f"{option[2:]}={text!r}: {limit}", option)
     return int(parts[0]), int(parts[-1])
 
 

@@ -254,7 +254,7 @@ def greedy(run, ids: torch.Tensor) -> torch.Tensor:
 
 
 def equal(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return the fraction of equal entries."""
+    """Return the fraction of entries that are equal in both tensors."""
     return (mine == theirs).float().mean().item()
 
 

@@ -70,7 +70,7 @@ def validate_numpy(path: str) -> None:
 
 
 def _validate_array(file: Any) -> None:
-    if np.lib.format.read_magic(file) != (1, 0):  # headers in version 1.0 are at most 64 KiB long
+    if np.lib.format.read_magic(file) != (1, 0):  # .npy headers of version 1.0 are at most 64 KiB long
         raise ValueError("not a numeric array written by numpy.save")
     if (pixels := math.prod(np.lib.format.read_array_header_1_0(file)[0])) > UPLOAD_PIXELS:
         raise ValueError(f"the array has {pixels:.6g} pixels; {TOO_MUCH}")

@@ -117,7 +117,7 @@ def plot_calibration(
 
 
 def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """Plot the RMSE after each segment and when maps halted, from "per_step" of `hrm-hf eval cosmo`."""
+    """Plot "per_step" of `hrm-hf eval cosmo`: RMSE after each segment, and the number of segments used."""
     adaptive = per_step.get("adaptive")
     figure, axes = _panels(1, 2 if adaptive else 1, 3.8)
     curve = axes[0, 0]

@@ -201,7 +201,7 @@ def load_split(
     try:
         # Load only the requested split: converting a large train split takes minutes.
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
-    except (DatasetGenerationError, ValueError) as error:  # a corrupted or empty file
+    except (DatasetGenerationError, ValueError) as error:  # raised for a corrupted or empty file
         raise ValueError(f"{file} cannot be read or has no rows ({error}); build the data set again") from error
 
 

@@ -245,7 +245,7 @@ def _items(maps: Any) -> list[tuple[Any, str]]:
 def _numbers(item: Any, place: str) -> np.ndarray:
     try:
         values = item.detach().cpu().float().numpy() if torch.is_tensor(item) else np.asarray(item)
-    except ValueError as error:  # the rows have different lengths
+    except ValueError as error:  # raised for rows of different lengths
         raise ValueError(f"{place}the map is not a regular array of numbers ({error})") from error
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{place}the map has values of type {values.dtype}: must be real numbers")

@@ -110,7 +110,7 @@ class PlainConnection(nn.Module):
 
 
 def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
-    """Build the connection around one attention or feed-forward branch; it is a plain residual if mHC is disabled."""
+    """Build the connection around one branch: a `HyperConnection`, or a plain residual without mHC."""
     if not config.mhc_enabled:
         return PlainConnection()
     own = {"sinkhorn_iters": config.mhc_sinkhorn_iters, "res_mode": config.mhc_res_mode}

@@ -251,7 +251,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt, the logit of the lowest confidence of any cell, and q_continue = 0, float32 [B] each."""
+        """Return q_halt (logit of the least confident cell's confidence) and q_continue (0), float32 [B]."""
         with torch.no_grad():
             logits = self.read_out(z_H) if logits is None else logits
             least = logits.float().softmax(-1).amax(-1).amin(-1)

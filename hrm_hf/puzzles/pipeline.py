@@ -268,7 +268,7 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
     try:
         return task.puzzles_of_json(json.loads(text))
     except (ValueError, RecursionError) as error:
-        if '"' not in text:  # an array as printed by numpy, Python or C
+        if '"' not in text:  # not JSON, but an array as printed by numpy, Python or C
             return task.split(text)
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) > 1 and all(line.lstrip().startswith("{") for line in lines):

@@ -205,7 +205,7 @@ class PostTrainingRun(TrainingRun):
     def make_trainer(self, model: PreTrainedModel | PeftModel) -> PostTraining:
         data = {"train_dataset": self.train, "eval_dataset": self.validation, "processing_class": self.tokenizer}
         trainer = self.trainer_class(model=model, args=self.args, **data, **self.trainer_options())
-        for name in ("train", "eval"):  # TRL drops rows without a target
+        for name in ("train", "eval"):  # fail if TRL dropped all rows, because none has a target
             rows, kept = data[f"{name}_dataset"], getattr(trainer, f"{name}_dataset")
             if rows is not None and not len(kept):
                 raise ValueError(
@@ -282,7 +282,7 @@ class GrpoRun(PostTrainingRun):
 
 
 def _validate_effects(kind: str, model_args: ModelArguments, args: TrainingArguments, adapts: bool) -> None:
-    """Reject TRL options that have no effect here."""
+    """Reject TRL options that have no effect with our trainers."""
     if args.model_init_kwargs:
         raise ValueError(
             f"model_init_kwargs={args.model_init_kwargs}: has no effect; use --config_overrides, "

@@ -364,7 +364,7 @@ def read_quijote_cube(path: str | Path) -> QuijoteCube:
 
 
 def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
-    """Project slabs of a cube along each axis.
+    """Project slabs of a cube to maps, along each of the three axes.
 
     Args:
         slab_mpc: thickness of a slab in Mpc/h: an integer number of cells that divides the box evenly.

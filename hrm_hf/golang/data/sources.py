@@ -44,7 +44,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class GoFile:
-    """A Go file that was read.
+    """A Go file: its path, package, module and text.
 
     Attributes:
         path: location of the file.

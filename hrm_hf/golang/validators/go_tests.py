@@ -112,7 +112,7 @@ class GoTestRunner(UsesChecker):
         self.checker = CheckerProcess()
 
     def __call__(self, programs: Sequence[GoProgram]) -> list[GoTestResult]:
-        """Return a result for each program.
+        """Run the tests of all programs, and return one result per program.
 
         Raises:
             ValueError: the tests of a program have no `func Test...`, or do not parse and there is no stub.

@@ -211,7 +211,7 @@ class CheckerProcess:
                     raise CheckerError(self._exit_message())
                 answer += data
             return json.loads(answer)
-        except BaseException:  # the next request must not read this answer
+        except BaseException:  # stop the process, so the next request cannot read a late answer
             self._stop()
             raise
 

@@ -18,6 +18,7 @@ from .tasks import MAX_NODES, Grids, PuzzleTask
 PUBLISHED = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"  # Wikipedia's example
 LARGEST_BOARD = 625  # cells
 EXAMPLE_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}  # clues in the app's examples, by size and level
+CLUE_SHARES = (0.7, 0.6, 0.5)  # share of clues in examples of other sizes, by level
 
 
 class SudokuTask(PuzzleTask):
@@ -116,8 +117,14 @@ class SudokuTask(PuzzleTask):
         return {"example": published, "ids": ids, "meaning": "1 is a blank cell, d + 1 is the digit d"}
 
     def example(self, level: int, seed: int) -> np.ndarray:
-        clues = EXAMPLE_CLUES[self.board.size][level]
-        return next(sudoku_generation.generate(self.board.size, 1, clues, seed))[0] + DIGIT_OFFSET
+        """Return a puzzle. The generator covers sizes 4, 6 and 9; larger puzzles may have several solutions."""
+        size, (box_rows, box_columns) = self.board.size, self.board.box_shape
+        if size in EXAMPLE_CLUES:
+            return next(sudoku_generation.generate(size, 1, EXAMPLE_CLUES[size][level], seed))[0] + DIGIT_OFFSET
+        rng, (row, column) = np.random.default_rng(seed), np.divmod(np.arange(self.seq_len), size)
+        solved = (row % box_rows * box_columns + row // box_rows + column) % size + 1
+        (board,), _ = sudoku.augment(solved, solved, 1, rng)
+        return np.where(rng.random(self.seq_len) < CLUE_SHARES[level], board, 0) + DIGIT_OFFSET
 
     def given(self, question: np.ndarray) -> np.ndarray:
         return question > BLANK

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from benchmarks.puzzles import plain_sudoku
-from hrm_hf import HrmCosmoConfig
+from hrm_hf import HrmCosmoConfig, HrmPuzzleConfig
 from hrm_hf.app import build_app
 from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of
 from hrm_hf.app.limits import MAX_PUZZLE_TEXT, checked
@@ -158,6 +158,17 @@ def test_examples_are_puzzles_with_one_solution_and_fewer_clues_when_harder(solv
     typed = example(solver, level, seed=5)
     assert plain_sudoku.count_solutions("".join(cell or "." for cell in typed)) == 1
     assert sum(bool(cell) for cell in typed) == (10, 8, 6)[level]
+
+
+@pytest.mark.parametrize(("size", "box"), [(12, (3, 4)), (16, (4, 4)), (25, (5, 5))])
+def test_examples_of_other_sizes_obey_the_rules(size, box):
+    shape = {"grid_shape": [size, size], "box_shape": [*box]}
+    config = HrmPuzzleConfig(seq_len=size**2, vocab_size=size + 2, task="sudoku", **shape)
+    task = puzzle_task(config)
+    for level, share in enumerate((0.7, 0.6, 0.5)):
+        board = task.example(level, seed=5)
+        assert (board > 1).mean() == pytest.approx(share, abs=0.15)
+        assert not task.wrong_cells(board, board)[board > 1].any()
 
 
 def test_the_first_example_is_the_hardest_that_the_model_solves_by_the_rules(solver):

@@ -1,4 +1,4 @@
-"""Checks that `citizens.py` runs for generation, saving, probing and classification.
+"""Checks of generation, saving, probing and classification, which `citizens.py` runs.
 
 They cover `generate` and `compute_transition_scores` for the Go coder, `pipeline(..., trust_remote_code=True)` in a
 process that cannot import the package, hidden states of `rlm_mhc`, and classifiers under `Trainer`. The models are

@@ -184,7 +184,7 @@ def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.
 
 
 def speed(name: str, what: str, call: Callable, items: int, unit: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the median milliseconds of a call, and the items per second."""
+    """Return the median time of a call in milliseconds, and the number of items per second."""
     turns = 3 if args.quick or args.device == "cpu" else 15
     milliseconds = puzzles.interleave({"": call}, 1, turns, torch.device(args.device))[""]
     return {"model": name, "what": what, "ms": milliseconds, f"{unit}_per_s": items / milliseconds * 1e3}

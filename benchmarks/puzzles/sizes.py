@@ -49,7 +49,7 @@ class BoardMaker:
         pairs = list(itertools.combinations(range(size), 2))
         groups = [[(cell, digit) for digit in range(1, size + 1)] for cell in range(self.shape.cells)]
         groups += [[(cell, digit) for cell in cells] for _, cells in self.shape.units for digit in range(1, size + 1)]
-        for group in groups:  # exactly one of each
+        for group in groups:  # exactly one literal of a group is true
             literals = [self.literal(*each) for each in group]
             self.solver.add_clause(literals)
             for one, other in pairs:

@@ -31,7 +31,7 @@ CACHE_SECONDS = 3600  # seconds until uploaded files are deleted
 SHARED = "*.gradio.live"  # host names of pages published by --share
 EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
 TITLE = "Not possible"
-# Events that run a model share one queue. If a visitor clicks while the example is running, the click runs next.
+# Events that run a model share one queue. A click while the example is running takes effect when the example is done.
 MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models", "trigger_mode": "always_last"}
 PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}  # events that only update the page are not part of the API
 

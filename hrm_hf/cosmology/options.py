@@ -237,7 +237,7 @@ class EvaluateMassMaps(EvaluateMaps):
     )
     max_steps: int | None = option("MODEL: maximum number of segments. [default: the config's value]", None, min=1)
     num_samples: int | None = option("MODEL: number of draws from each posterior. [default: 1000]", None, min=100)
-    train: int | None = option("--method: number of training maps to use. [default: 1000]", None, min=10)
+    train: int | None = option("With --method: number of training maps to use. [default: 1000]", None, min=10)
     draws: int | None = option(
         "Wiener filters: number of error draws for pixel uncertainties; 0 omits them. [default: 0]", None, min=0
     )

@@ -164,7 +164,7 @@ class BuildGoTokenizer(Options):
     """Options of `hrm-hf data go-tokenizer` and `build_tokenizer`."""
 
     source: list[str] = option(
-        "DIR with Go files, std, or a .jsonl file of records or of rows with a key text; repeat for more."
+        'DIR with Go files, std, or a .jsonl file of records or of rows {"text": ...}; repeat for more.'
     )
     out: Path = option("Output folder, which AutoTokenizer.from_pretrained can load.")
     vocab_size: int = option(

@@ -60,7 +60,7 @@ GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2
 
 @dataclass(frozen=True)
 class Device:
-    """GPU, or the part of a CPU for one process. `memory` is in bytes. On a CPU, `capability` is (0, 0)."""
+    """A GPU, or one process's share of a CPU. `memory` is in bytes. On a CPU, `capability` is (0, 0)."""
 
     name: str
     memory: int

@@ -241,7 +241,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
     """Infers mass maps with uncertainties, and the posterior of cosmological parameters, from shear."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model's modules are added to this list
-    # The base model's names start with "model.", because transformers compares name prefixes.
+    # transformers compares prefixes of full names, so names in the base model need "model." in front.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):

@@ -441,6 +441,6 @@ def _validate_carry(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> None:
         carried, offered = (each.get(name, "nothing") for each in shapes)
         if carried != offered:
             raise ValueError(
-                f"{name}: the carry has shape {carried} and the batch {offered}; use a carry only with batches of one "
-                "shape, and either always or never with labels"
+                f"{name}: the carry has shape {carried}, but the batch has {offered}; reuse a carry only for batches "
+                "of the same shape, and pass labels either always or never"
             )

@@ -299,7 +299,7 @@ class OwnModelMixin:
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ):
-        """Run as transformers does, but divide the loss by the Trainer's `num_items_in_batch`, if given."""
+        """Run transformers' forward pass, but divide the loss by the Trainer's `num_items_in_batch`, if given."""
         num_items = kwargs.pop("num_items_in_batch", None)
         if labels is not None and self.num_labels > 1 and not labels.is_floating_point():
             validate_ids(labels, self.num_labels, "labels", "num_labels")

@@ -66,8 +66,8 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     def _sanitize_parameters(self, seed: int | None = None, **given: Any) -> tuple[dict, dict, dict]:
         if unknown := sorted(set(given) - set(SETTINGS)):
             raise ValueError(
-                f"{', '.join(unknown)}: unknown argument; a checkpoint's pipeline accepts {', '.join(SETTINGS)} and "
-                "seed; for others, pip install hrm_hf and import it"
+                f"{', '.join(unknown)}: unknown argument; without hrm_hf, the pipeline accepts "
+                f"{', '.join(SETTINGS)} and seed; for other arguments, install and import hrm_hf"
             )
         return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
 

@@ -262,7 +262,7 @@ class ThinkingTokens:
         return tuple(z.detach() for z in kept) if self.plan.config.detach_between_segments else kept
 
     def halt(self, segment: int, hidden: torch.Tensor, previous: torch.Tensor, q: torch.Tensor | None) -> bool:
-        """Halt tokens after a segment, counted from 1. Return whether this segment was the last.
+        """Halt tokens after the given segment (the first is 1). Return whether it was the last segment.
 
         hidden, previous: states [B, T, D] after and before this segment. q: [B, T, 2], or None without a gate.
         """

@@ -205,7 +205,7 @@ class CarryDataLoader:
         return {"taken": self.taken.tolist(), "seed": self.seed, "world_size": self.world_size, "slots": self.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the saved positions, or raise ValueError if seed, number of processes or slots differ."""
+        """Restore the saved positions, or raise ValueError if `seed`, `world_size` or `slots` differs."""
         for name in ("seed", "world_size", "slots"):
             if state[name] != getattr(self, name):
                 raise ValueError(

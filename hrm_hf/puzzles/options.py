@@ -55,7 +55,7 @@ def _obeys_rules(task: Any, boards: "torch.Tensor", answers: "torch.Tensor") -> 
 
 @dataclass(kw_only=True)
 class SolveOptions(BoardOptions):
-    """Options of the pipeline "puzzle-solving", accepted by its constructor and by each call.
+    """Options of the "puzzle-solving" pipeline, accepted by its constructor and by each call.
 
     Notes:
         votes: Sudoku views are the puzzle and random permutations of its digits, rows, columns, bands and stacks; maze

@@ -40,7 +40,7 @@ DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}
 DEFAULTS |= {f"arch.{key}": value for key, value in ARCH.items()}
 OPTIONAL_KEYS = {"eval_interval", *(name for name, default in DEFAULTS.items() if default is None)}
 POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr")
-# Options of run_puzzle.py that are set by original keys.
+# Options of run_puzzle.py that are set by keys of the original configuration.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
 # Arguments that build the data sets named in the original guides. "small" is our own set of 16 hard Sudokus.

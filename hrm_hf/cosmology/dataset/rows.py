@@ -59,7 +59,7 @@ Rows = dict[str, np.ndarray]  # column name to array [rows, ...]
 
 
 def load_cosmology_info(path: str | Path) -> CosmologyInfo | FilesInfo:
-    """Read `cosmology.json` of a local folder or a Hub data set.
+    """Read `cosmology.json` from a local folder or a Hub data set.
 
     Raises:
         FileNotFoundError: the data set does not exist or is unfinished. ValueError: an invalid `cosmology.json`.

@@ -60,7 +60,7 @@ class TrajectoryCounts:
 
 @dataclass
 class _Source:
-    """A record, the verdict on its solution, and {kind: (code, verdict) of candidates that failed}."""
+    """A record, the verdict on its solution, and its failed candidates as {kind: (code, verdict)}."""
 
     record: dict[str, Any]
     feedback: Feedback

@@ -148,7 +148,7 @@ def _task(
 
 
 def truncated(code: str, prefix: str) -> str:
-    """Remove a generated `main` or tests. If the rest does not parse, cut it after its first function.
+    """Remove `main` and tests that the model wrote. If the rest does not parse, cut it after its first function.
 
     A model that does not stop uses up its token budget. Helpers after the function stay if they parse.
     """

@@ -380,7 +380,7 @@ def train_arm(args) -> None:
             losses = [f"{run.loss.item():.3f}" for run in runs]
             print(f"{args.arm} step {step}: {' '.join(losses)}  {time.perf_counter() - started:.1f} s", flush=True)
             if time.time() > args.deadline:
-                print(f"{args.arm}: stopped, --budget_seconds is spent", flush=True)
+                print(f"{args.arm}: stopped because --budget_seconds is spent", flush=True)
                 return
     synchronize(args)
     seconds = (time.perf_counter() - started) / len(runs)

@@ -108,7 +108,7 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "refinement_warmup": steps // 8,
         "refinement_ramp": max(1, steps // 8),
         "logging_steps": max(1, min(10, steps // 10)),
-        # One evaluation halfway if there is time; another follows at the end.
+        # Evaluate once halfway if there is time. The run also evaluates at the end.
         "eval_steps": steps // 2 + 1 if options.minutes >= QUICK else steps + 1,
         "validation_frequency": 0,  # the demo generates code only after training
         "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,

@@ -41,7 +41,7 @@ def run_and_leave(program: Callable[[], None]) -> None:
     Functions registered with `atexit` still run, and an exception still ends the process as usual.
     """
     status: list[int] = []
-    atexit.register(_leave, status)  # registered first, so it runs last
+    atexit.register(_leave, status)  # atexit runs the first registered function last
     try:
         program()
         status.append(0)
@@ -77,7 +77,7 @@ def start_script(extra: str | None = None) -> None:
             sys.exit(f"{os.path.basename(sys.argv[0])}: error: {error}")
     if os.name == "posix":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
-    # Python's last garbage collection would take seconds. `run_and_leave` would also end a program that runs a script.
+    # Skip the final garbage collection, which takes seconds. `run_and_leave` would also end a caller of the script.
     atexit.register(gc.freeze)
     start_program()
     if {"-h", "--help"} & set(sys.argv[1:]):

@@ -116,7 +116,7 @@ class Reference:
         for name, value in self.values.items():
             most = FACTOR * (max(apart(other[name], value) for other in self.noisy) + self.epsilon)
             distance = apart(found[name], value)
-            if most < 1 or not math.isfinite(distance):  # a relative limit of 1 would accept even zeros
+            if most < 1 or not math.isfinite(distance):  # a limit of 1 or more would accept a result of zeros
                 rows.append((distance / most if math.isfinite(distance) else math.inf, distance, most, name))
         if not rows:
             raise ValueError(f"{', '.join(self.values)}: too sensitive to the rounding of the weights to be compared")

@@ -93,7 +93,7 @@ INSTEAD = [
         "125,000 steps are for a GPU",
     ),
 ]
-# Additional replacements with --quick.
+# Replacements that --quick adds, in the format of INSTEAD.
 SHORTER = [(r"hrm-hf demo$", r"\g<0> --extra '--max_steps 20'", "five minutes of two cores")]
 JOBS = {
     "SBATCH_WAIT": "1",

@@ -51,7 +51,7 @@ SCHEMES = {
     "bnb nf4": lambda: {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")},
     "torchao int8 weights": lambda: {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())},
     "torchao int4 weights": lambda: {
-        "quantization_config": TorchAoConfig(IntxWeightOnlyConfig(torch.int4, PerAxis(0)))  # a scale per channel
+        "quantization_config": TorchAoConfig(IntxWeightOnlyConfig(torch.int4, PerAxis(0)))  # a scale per weight row
     },
     "torchao int8 both": lambda: {"quantization_config": TorchAoConfig(Int8DynamicActivationInt8WeightConfig())},
 }

@@ -92,7 +92,7 @@ class Net(nn.Module):
         self.H_init, self.L_init = (nn.Buffer(torch.randn(width)) for _ in range(2))
 
     def embed(self, boards: torch.Tensor) -> torch.Tensor:
-        """Embed boards [B, S] of digits (0: blank). For each digit, a cell is blank, has another digit, or has it."""
+        """Embed boards [B, S] of digits (0: blank), once per digit: a cell is blank, is that digit, or is another."""
         size = math.isqrt(boards.shape[1])
         digits = torch.arange(1, size + 1, device=boards.device)
         given = (boards[:, None] == digits[:, None]).long() + (boards[:, None] > 0)

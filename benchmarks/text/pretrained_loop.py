@@ -256,7 +256,7 @@ FULL = {
 
 
 def trainings(args, arms: dict, steps: int, source, data, documents, report: dict, save) -> None:
-    """Train every arm with every seed, all with the cost of `steps` steps of the first arm."""
+    """Train every arm with every seed, each for the FLOPs of `steps` steps of the first arm."""
     first = next(iter(arms.values()))
     _, cost = build(first, source, 0)
     for seed in args.seeds:
@@ -312,7 +312,7 @@ def main() -> None:
 
 
 def summary(runs: dict) -> dict:
-    """Return the final loss of each arm by the number of passes: mean and interval over seeds."""
+    """Return each arm's final loss (mean and interval over seeds) for each number of passes."""
     found: dict[str, list[float]] = {}
     for key, run in runs.items():
         for passes, loss in run["curve"][-1]["loss"].items():

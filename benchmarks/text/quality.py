@@ -234,7 +234,7 @@ def schedule(share: float, warmup: float) -> float:
 
 @torch.no_grad()
 def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
-    """Return the bits per byte without each row's first byte and, for hrm_lm with M > 1, the mean segment count."""
+    """Return the bits per byte (except each row's first byte) and, for hrm_lm with M > 1, the mean segment count."""
     model.eval()
     nats, segments, count = 0.0, 0, 0
     for ids in rows.to(args.device).split(16):

@@ -140,7 +140,7 @@ def run_workers(args, arms: list[str], deadline: float) -> None:
 
 
 def task_rows(count: int, generator: torch.Generator, steps: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows [count, LENGTH] of questions, and labels (-100 outside answers). K is `steps` or else random."""
+    """Return rows [count, LENGTH] of questions with `steps` (or random) steps, and labels (-100 outside answers)."""
     device = generator.device
     table = torch.arange(ITEMS).repeat(ITEMS, 1)  # for each rearrangement, the previous position of each item
     for place in range(ITEMS - 1):
@@ -292,7 +292,7 @@ class Run:
         return torch.cuda.stream(self.stream) if self.cuda else contextlib.nullcontext()
 
     def logits(self, ids: torch.Tensor, passes: int) -> torch.Tensor:
-        """Return the logits after a number of passes. The prepared mask avoids synchronization."""
+        """Return the logits after `passes` passes. The prepared mask avoids waiting for the GPU."""
         mask = self.mask.expand(len(ids), -1, -1, -1)
         options = {"schedule": SegmentSchedule(segments=passes)} if self.looped else {}
         if self.looped and not self.model.training:

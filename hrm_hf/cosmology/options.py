@@ -146,7 +146,7 @@ class BuildFromFiles(SurveyOptions):
     slab_mpc: float | None = option("Quijote: thickness of a slab in Mpc/h. [default: 125]", None)
     test_share: float = option("Fraction of universes in the test split; 1 means no train split.", 1.0, min=0, max=1)
     margin: float | None = option(
-        "Shear: sky around a patch used for its shear, as a multiple of its side. [default: 0.5]", None, min=0, max=2
+        "Shear: width of the sky used around a patch, as a multiple of its side. [default: 0.5]", None, min=0, max=2
     )
     pixel_arcmin: float | None = option("FITS, shear: side of a pixel in arcmin.", None)
 

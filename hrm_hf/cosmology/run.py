@@ -104,7 +104,7 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False
     if not data_args.noise_sigma:
         return maps
     pixels = torch.from_numpy(maps.maps)
-    # With `seed`, a test map would get the same noise as the validation map with the same row number.
+    # `seed` instead of `seed + 1` would give a test map the noise of the validation map with the same row number.
     noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
     return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
 
@@ -234,7 +234,7 @@ class RegressionRun(TrainingRun):
         )
 
     def make_collator(self, model: PreTrainedModel) -> MapCollator:
-        """Create the collator, which also shifts maps if the model uses periodic padding."""
+        """Create the collator, which shifts maps only if the model uses periodic padding."""
         return MapCollator(
             self.extractor,
             augment=self.data_args.augment,

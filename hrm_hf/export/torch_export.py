@@ -65,7 +65,7 @@ def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -
 REPLACED = {
     torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # our own operator, unknown to programs without this package
     torch.ops.aten.cummax.default: _running_maximum,  # not an ONNX operator
-    torch.ops.aten.where.self: _where,  # ONNX Runtime does not implement it for booleans
+    torch.ops.aten.where.self: _where,  # ONNX Runtime does not implement `Where` for booleans
 }
 
 

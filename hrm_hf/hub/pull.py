@@ -124,7 +124,7 @@ def pull_checkpoint(
         elif _is_new(folder, repo_id, commit):
             incoming = folder.with_name(f".{folder.name}.incoming")
             api.snapshot_download(repo_id, revision=commit, local_dir=incoming, allow_patterns=patterns)
-            for leftover in _verify(api, incoming, repo_id, commit, names):  # from an interrupted pull
+            for leftover in _verify(api, incoming, repo_id, commit, names):  # files from an interrupted pull
                 (incoming / leftover).unlink()
             shutil.rmtree(incoming / ".cache")  # created by huggingface_hub for its metadata
             (incoming / PULL_RECORD).write_text(json.dumps({"repo_id": repo_id, "commit": commit}))
@@ -169,7 +169,7 @@ def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str
     found = api.verify_repo_checksums(repo_id, revision=commit, local_dir=folder)
     for each in found.mismatches:
         file = folder / each["path"]
-        Path(os.path.realpath(file)).unlink()  # also deletes the blob that a link in the cache points to
+        Path(os.path.realpath(file)).unlink()  # if the file is a link in the cache, this deletes its blob
         file.unlink(missing_ok=True)
     if found.mismatches:
         names = ", ".join(each["path"] for each in found.mismatches)

@@ -68,7 +68,7 @@ def _find_on_hub(name: str) -> None:
             )
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_SECONDS)
     except (errors.GatedRepoError, errors.EntryNotFoundError):
-        return  # the model exists; other errors appear when it is loaded
+        return  # the model exists; loading it will report the error
     except errors.HFValidationError as error:
         raise ModelError(f"{name!r} is neither a local folder nor a valid name on the Hub; {EXPECTED}") from error
     except errors.RepositoryNotFoundError as error:

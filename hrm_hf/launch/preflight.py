@@ -215,7 +215,7 @@ def _all_reduce(backend: str, processes: int, timeout: float) -> Check:
         for rank in range(processes)
     ]
     deadline, statuses = time.monotonic() + timeout, [None]
-    while time.monotonic() < deadline and None in statuses and not any(statuses):  # if one fails, the others hang
+    while time.monotonic() < deadline and None in statuses and not any(statuses):  # if one rank fails, the others hang
         time.sleep(0.05)
         statuses = [rank.poll() for rank in ranks]
     for rank in ranks:

@@ -116,7 +116,7 @@ LOSSES = {"stablemax": stablemax_cross_entropy, "softmax": softmax_cross_entropy
 
 
 def sequence_correctness(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count correct and labeled positions per row, [B] each. A row without labels has 0 of both."""
+    """Count correct and labeled positions per row, [B] each. Both are 0 for a row without labels."""
     mask = labels != IGNORE_INDEX
     return (mask & (logits.argmax(dim=-1) == labels)).sum(-1), mask.sum(-1)
 

@@ -113,7 +113,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
-        # Caches take their number of slots from num_hidden_layers: all cycles if unified, otherwise one cycle.
+        # Caches have num_hidden_layers slots. Only a unified model needs slots for every cycle of the planner.
         cycles = self.planner_cycles if self.unified else 1
         layers, given = self.planner_layers * cycles + 2 * self.generator_layers, self.num_hidden_layers
         if given not in (type(self).num_hidden_layers, layers) and "model_type" not in kwargs:

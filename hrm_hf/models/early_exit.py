@@ -215,7 +215,7 @@ def segment_losses(
     nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
     metrics = _metrics(config, states, valid, halted_in, nll, correct)
     if config.halt_max_steps > 1 and config.deep_supervision == "last" and q_logits is None:
-        del metrics["ce_first"], metrics["convergence_rate"]  # they need the states of all segments
+        del metrics["ce_first"], metrics["convergence_rate"]  # these metrics need the states of all segments
     if q_logits is not None:
         q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)

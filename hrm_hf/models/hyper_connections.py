@@ -215,7 +215,7 @@ def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> to
 
 
 def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return fn RMSNorm(x), [rows of fn, tokens], for x [tokens, n C], and the norm factors [tokens]."""
+    """Return fn @ RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the norm factors [tokens]."""
     norm = torch.linalg.vector_norm(x, dim=-1)
     factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
     return torch.mm(fn, x.T) * factor, factor

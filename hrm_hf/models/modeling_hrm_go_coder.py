@@ -197,7 +197,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         seen = 0 if cache is None else cache.get_seq_length()
-        seen = seen.clone() if torch.is_tensor(seen) else seen  # static caches update this tensor in place
+        seen = seen.clone() if torch.is_tensor(seen) else seen  # a copy, because static caches update it in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         return inputs_embeds, cache, seen, position_ids
@@ -322,7 +322,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         self.model = HrmGoCoderModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # Quantizers skip these modules, too. They compare prefixes of full names, hence "model.".
+        # Modules that quantizers skip. Quantizers compare prefixes of full names, hence "model.".
         self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 

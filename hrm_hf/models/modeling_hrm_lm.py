@@ -274,7 +274,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values = x, None
-        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching passes "cache"
+        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching has a paged cache
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):
@@ -286,7 +286,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             state = tokens.next_state(new, state)
             if output_segment_hidden_states:
                 tokens.states.append(hidden)
-            q = None if self.q_head is None else self.q_head(self.normed(hidden).detach())
+            q = None if self.q_head is None else self.q_head(self.exit_state(hidden).detach())
             if tokens.halt(m, hidden, previous, q):
                 break
         key_values.copy_to_later_segments(kwargs)
@@ -347,8 +347,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
         z = state[0] if self.connection is None else state[0].mean(dim=-2)
         return z if self.state_norm is None else self.state_norm(z)
 
-    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the input of the halting head and, without the coda, of the logits for exit criteria."""
+    def exit_state(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the normalized state from which the halting head and exit criteria decide, without the coda."""
         inner = self.config.exit_norms == "every" or self.coda is None
         return hidden if inner else self.coda.exit_norm(hidden)
 
@@ -466,7 +466,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
 
     def plan(self, tokens, **options) -> SegmentPlan:
         """Plan a forward pass with `plan_segments`. Exit criteria may use this head's logits."""
-        logits_fn = lambda hidden: self.lm_head(self.model.normed(hidden))  # noqa: E731 - accelerate's hooks would move a module
+        logits_fn = lambda hidden: self.lm_head(self.model.exit_state(hidden))  # noqa: E731 - accelerate's hooks would move a module
         return plan_segments(self.config, tokens, self.training, **options, logits_fn=logits_fn)
 
     def _prepare_generation_config(self, *args, **kwargs):

@@ -347,7 +347,7 @@ class UnitMeans(nn.Module):
         return table
 
     def forward(self, hidden_states: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Mix hidden_states [N, S, D]. `weights` [N, S, kinds, heads] are a cell's weights in its units' means."""
+        """Mix hidden_states [N, S, D]. `weights` [N, S, kinds, heads] weight the cells in each unit's mean."""
         members = self.members.to(hidden_states.dtype)
         if weights is None:
             means = ((members / members.sum(1, keepdim=True)) @ hidden_states).split(self.counts, dim=1)

@@ -39,7 +39,7 @@ from .presets_hrm_lm import LOOP
 
 # Model types and class names of decoders. Importing the classes themselves would slow down every start.
 DECODERS = {name.lower(): f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
-# Config fields of decoders and of hrm_lm, without `attention_bias`, `mlp_bias` and `qk_norm`, which some lack.
+# Config fields that all decoders share with hrm_lm. Some decoders lack `attention_bias`, `mlp_bias` or `qk_norm`.
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",

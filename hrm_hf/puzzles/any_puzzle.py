@@ -59,7 +59,7 @@ def generated_puzzles(
     wanted = {"train": num_train, "test": num_test}
     share = num_test / max(num_train + num_test, 1)
     if 0 < share < 1:
-        share = np.clip(share, 0.1, 0.9)  # tasks with few solutions need a fair part in each split
+        share = np.clip(share, 0.1, 0.9)  # each split gets some puzzles, even if there are few
     found: dict[str, dict[bytes, tuple]] = {"train": {}, "test": {}}
     number = misses = 0
     with tqdm(desc="puzzles", total=num_train + num_test, disable=None) as bar:

@@ -252,9 +252,9 @@ def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
     """Warn about training tasks that duplicate evaluated tasks (the ARC-AGI-1 data of published runs has one)."""
     evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
     for name, task in roles[False].items():
-        if twin := evaluated.get(fingerprint([*task.train, *task.test])):
+        if duplicate := evaluated.get(fingerprint([*task.train, *task.test])):
             text = "training task %s of %s is identical to evaluated task %s, so the model trains on the answers"
-            logger.warning(text, name, task.source, twin)
+            logger.warning(text, name, task.source, duplicate)
 
 
 def fingerprint(pairs: Sequence[Pair]) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 SMALL_BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # (rows, columns) of a box by board size
 LARGE_BOXES = {12: (3, 4), 16: (4, 4), 25: (5, 5)}
 BOX_SHAPES = SMALL_BOXES | LARGE_BOXES
-SYMBOLS = "123456789ABCDEFGHIJKLMNOP"  # text of digits 1 to 25
+SYMBOLS = "123456789ABCDEFGHIJKLMNOP"  # characters for the digits 1 to 25
 
 CELLS = frozenset("0123456789.")
 _FRAME = re.compile(r"[\s\ufeff\u200b|¦‖+=:;!,'\"`~<>/\\(){}\[\]\u2500-\u257f]")
@@ -76,7 +76,7 @@ def _large_boards(text: str, size: int | None) -> Iterator[str | dict[str, str]]
             rows.append(row)
             if len(rows) == len(row) and all(len(each) == len(row) for each in rows):
                 cells = _as_numbers([cell for each in rows for cell in each])
-                if size or max(map(int, set(cells) - {"."}), default=0) > 4:  # otherwise, 16 boards of size 4
+                if size or max(map(int, set(cells) - {"."}), default=0) > 4:  # else 16 boards of size 4, a line each
                     yield " ".join(cells)
                 rows.clear()
 

@@ -280,7 +280,7 @@ def _value(name: str, text: str) -> Any:
     try:
         value = {"true": True, "false": False}[text.lower()] if kind is bool else float(text)
         valid = kind(value) == value and 0 <= value < math.inf and (value > 0 or name not in POSITIVE)
-    except (KeyError, ValueError, OverflowError):  # OverflowError: int(inf)
+    except (KeyError, ValueError, OverflowError):  # int(inf) raises OverflowError
         valid = False
     if not valid:
         bound = "> 0" if name in POSITIVE else ">= 0"

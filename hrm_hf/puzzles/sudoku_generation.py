@@ -25,7 +25,7 @@ MAX_TRIES = 1000  # attempts without a new puzzle before the number of clues is 
 # Attempts in each of the first portions. They are small to yield a few puzzles quickly; larger ones are faster.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
-POOL_PAYS = 2 * PORTION  # expected attempts above which worker processes save more time than they take to start
+POOL_THRESHOLD = 2 * PORTION  # expected attempts above which worker processes save more time than they take to start
 
 
 class Puzzles(NamedTuple):
@@ -110,7 +110,7 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
     with contextlib.ExitStack() as stack:
         while missing:
             ahead = missing * tried / max(num_puzzles - missing, 1)  # expected attempts, from the success rate so far
-            if pool is None and workers > 1 and ahead > POOL_PAYS and number >= len(FIRST_PORTIONS):
+            if pool is None and workers > 1 and ahead > POOL_THRESHOLD and number >= len(FIRST_PORTIONS):
                 pool = stack.enter_context(worker_pool(workers, __name__))
             numbers = range(number, number + (min(workers, math.ceil(ahead / PORTION)) if pool else 1))
             number = numbers.stop

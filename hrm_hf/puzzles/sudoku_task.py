@@ -175,7 +175,7 @@ class SudokuTask(PuzzleTask):
 
     @property
     def _key_lengths(self) -> tuple[int, ...]:
-        """Return how many random keys order the digits, bands, rows, stacks and columns, and choose transposition."""
+        """Return the numbers of random keys for digits, bands, rows, stacks, columns and the transposition."""
         n, (box_rows, box_columns) = self.board.size, self.box_shape
         return n, n // box_rows, n, n // box_columns, n, 1
 

@@ -70,7 +70,7 @@ def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
 
 
 def original_boards() -> dict[str, tuple]:
-    """Return `original_board` of each shipped task by name."""
+    """Return the `original_board` of each shipped task, keyed by task name."""
     boards = {name: task_class(name).original_board for name in SHIPPED_TASKS}
     return {name: board for name, board in boards.items() if board}
 

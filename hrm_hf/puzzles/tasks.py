@@ -84,7 +84,7 @@ class PuzzleTask:
         self.box_shape = tuple(config.box_shape) if config.box_shape else None
         self.symbols = tuple(type(self).symbols or config.symbols or ())
         if len(self.symbols) > self.vocab_size:
-            raise ValueError(f"vocab_size={self.vocab_size}: task={self.name!r} has {len(self.symbols)} symbols")
+            raise ValueError(f"vocab_size={self.vocab_size}: must be >= {len(self.symbols)} for task {self.name!r}")
 
     @property
     def has_rules(self) -> bool:
@@ -496,5 +496,5 @@ def map_tokens(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the same as `np.take_along_axis(values, index, axis=1)`, in half the time."""
+    """Do the same as `np.take_along_axis(values, index, axis=1)` in half the time."""
     return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]

@@ -305,7 +305,7 @@ class PuzzleRun(TrainingRun):
             model = AutoModelForPuzzleSolving.from_config(config, attn_implementation=attention)
         else:
             given, overrides = self.info.config_fields(), self.model_args.config_overrides
-            names = ("task", "symbols", "units") if self.info.symbols else ()  # of another task on such boards
+            names = ("task", "symbols", "units") if self.info.symbols else ()  # the weights may be for another task
             changes = {name: given[name] for name in names} | checked_overrides(type(load_config(weights)), overrides)
             model = AutoModelForPuzzleSolving.from_pretrained(
                 weights, attn_implementation=attention, quantization_config=quantized, **changes

@@ -195,7 +195,7 @@ class PostTrainingRun(TrainingRun):
         return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out} to evaluate on"
 
     def save_options(self) -> None:
-        """Save the options without `generation_batch_size`, which GRPO derives but does not accept again."""
+        """Save the options without `generation_batch_size`, which GRPOConfig derives and would then reject."""
         model_args, data_args, args, *others = self.options
         if isinstance(args, GRPOConfig):
             args = copy.copy(args)

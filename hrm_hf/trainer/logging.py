@@ -142,7 +142,7 @@ def original_names(logs: dict[str, float]) -> dict[str, float]:
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Return peak GPU memory in GiB: the maximum over GPUs and, if there are several, each (collective)."""
+    """Return the highest peak memory of all GPUs in GiB, and each GPU's if there are several. Collective."""
     device = accelerator.device
     if device.type != "cuda":
         return {}

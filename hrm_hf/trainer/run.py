@@ -151,7 +151,7 @@ def run_training(run: TrainingRun) -> None:
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     resolve_base_model(model_args, tuning_args)
-    for tracker in TRACKERS.intersection(args.report_to):  # Trainer checks this only after loading the data
+    for tracker in TRACKERS.intersection(args.report_to):  # Trainer checks the package only after loading the data
         validate_extra(tracker, f"report_to={tracker} requires {tracker}", tracker, instead="--report_to none")
     run.validate_options()
     if model_args.model_name_or_path:

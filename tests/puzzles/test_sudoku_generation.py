@@ -82,7 +82,7 @@ def test_a_board_without_a_solution_has_no_rating():
 
 def test_puzzles_do_not_depend_on_the_processes_and_a_larger_set_begins_with_a_smaller_one(monkeypatch):
     started, pool = [], sudoku_generation.worker_pool
-    monkeypatch.setattr(sudoku_generation, "POOL_PAYS", 0)
+    monkeypatch.setattr(sudoku_generation, "POOL_THRESHOLD", 0)
     monkeypatch.setattr(sudoku_generation, "worker_pool", lambda *how: started.append(how[0]) or pool(*how))
     drawn = {workers: joined(generate_portions(6, 3000, (10, 14), 3, workers=workers)) for workers in (1, 2)}
     assert started == [2]

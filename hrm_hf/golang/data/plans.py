@@ -40,7 +40,7 @@ VERB_CLASSES = {
     "implement": "implement define satisfy represent describe wrap act use like work",
 }
 VERBS = {verb: name for name, verbs in VERB_CLASSES.items() for verb in verbs.split()}
-# A sentence ends at .!? before white space, except after a single capital or a common abbreviation.
+# A sentence ends at a ., ! or ? before white space, except after a single capital or a common abbreviation.
 SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)(?<!\bcf)[.!?](?=\s)|\n[ \t]*\n")
 
 

@@ -420,7 +420,7 @@ class GoCoderCollator:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    if not row[f"{PLAIN_PREFIX}input_ids"]:  # without attempts, the stream itself is the plain one
+    if not row[f"{PLAIN_PREFIX}input_ids"]:  # the row has no attempts, so its stream is already plain
         return row
     ids, labels = row[f"{PLAIN_PREFIX}input_ids"], row[f"{PLAIN_PREFIX}labels"]
     return {"input_ids": ids, "labels": labels, "decision_positions": [], "decision_labels": [], "feedback_ids": []}

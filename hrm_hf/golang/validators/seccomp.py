@@ -74,7 +74,7 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
             RLIMIT_AS would be exceeded, too.
     """
     column = list(ARCHITECTURES).index(machine)
-    # seccomp_data: number at 0, architecture at 4, low half of argument i at 16 + 8 i.
+    # Offsets in seccomp_data: 0 for the call's number, 4 for the architecture, 16 + 8 i for argument i's low half.
     program = [_step(_LOAD, 4), _step(_EQUAL, ARCHITECTURES[machine], 1), _step(_GIVE, _KILL), _step(_LOAD, 0)]
     if machine == "x86_64":  # reject x32 system calls, which use different numbers
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_GIVE, _EPERM)]

@@ -104,7 +104,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
     most = kind(size=size, answers=answers).max_difficulty
     limit = f"{size} {kind.size_unit} allow at most {most} {kind.difficulty_unit}"
-    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # small sizes allow less than the default
+    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # the default may be too hard for a small size
     if options.difficulty:
         low, high = _span(options.difficulty, "--difficulty", most, limit)
     beyond = (high + 1, min(2 * high, most)) if high < most else None
@@ -148,7 +148,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
 
     task, every = info.make_task(), list(info.difficulties(split))
     mixed = split in ("train", "validation")
-    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (number in the seed, difficulties)
+    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (key in the seed, difficulties)
     count = info.rows[split if mixed else "test"]
     numbers = [(*part, number) for part in parts for number in range(-(-count // BLOCK))]
     blocks = []

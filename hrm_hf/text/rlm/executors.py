@@ -165,7 +165,7 @@ def _shown(value: Any) -> str:
 
 
 def _broke_limit(error) -> bool:
-    """Check whether a block exceeded a limit or ended during one of our functions."""
+    """Check whether a block exceeded a limit or failed to exchange a value with one of our functions."""
     if not hasattr(error, "exception"):
         return error is not None
     return isinstance(error.exception(), (TimeoutError, MemoryError))

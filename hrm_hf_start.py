@@ -92,5 +92,5 @@ def _show_error(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 if __name__ == "__main__":
-    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # tells `import hrm_hf` that this program started it
+    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # tells `import hrm_hf` that it runs in this program
     main()

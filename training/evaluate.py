@@ -10,7 +10,7 @@ such a file to a folder next to it. It prints the equivalent `hrm-hf` command; y
 from hrm_hf_start import start_program
 
 
-if __name__ == "__main__":  # must run before the imports below, whose messages it hides
+if __name__ == "__main__":  # runs before the imports below, to hide their messages
     start_program()
 
 import os

@@ -11,7 +11,7 @@ Equivalent to `hrm-hf launch`. Unknown flags are passed to run_clm.py.
 from hrm_hf_start import start_program
 
 
-if __name__ == "__main__":  # must run before the imports below, whose messages it hides
+if __name__ == "__main__":  # runs before the imports below, to hide their messages
     start_program()
 
 import sys

@@ -18,7 +18,7 @@ import os
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # must run before the imports below, whose messages it hides
+if __name__ == "__main__":  # runs before the imports below, to hide their messages
     start_script()
 
 import runpy

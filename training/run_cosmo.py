@@ -10,7 +10,7 @@ Resume a killed run with `--resume_from_checkpoint last`.
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # must run before the imports below, whose messages it hides
+if __name__ == "__main__":  # runs before the imports below, to hide their messages
     start_script()
 
 from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments

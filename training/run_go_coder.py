@@ -13,7 +13,7 @@ Resume a killed run with `--resume_from_checkpoint last`. `run_clm.py` pre-train
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # must run before the imports below, whose messages it hides
+if __name__ == "__main__":  # runs before the imports below, to hide their messages
     start_script()
 
 from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments

@@ -114,7 +114,7 @@ def answer_text(value: Any) -> str:
 
 
 def text_of(value: Any, quoted: bool = False) -> str:
-    """Return `str(value)`, or `repr(value)` if quoted. Raise ValueError if that fails or is too long.
+    """Return `str(value)`, or `repr(value)` if `quoted`. Raise ValueError if this fails or is too long.
 
     The size is checked first: nested lists with shared elements can be small in memory but print as 10^12 items.
     """

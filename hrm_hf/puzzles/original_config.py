@@ -311,7 +311,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         obstacles.append("pos_encodings")
     if obstacles:
         found = "; ".join(f"{name}={getattr(config, name)!r}" for name in obstacles)
-        raise ValueError(f"the original {architecture} does not support {found}")
+        raise ValueError(f"the original {architecture} does not support: {found}")
     arch = {"name": family.original_name, "loss": {"name": LOSS_NAME, "loss_type": config.loss_type + LOSS_SUFFIX}}
     arch |= {name: getattr(config, OUR_NAMES.get(name, name)) for name in _fields_of(architecture)}
     arch |= {"forward_dtype": str(dtype)[len("torch.") :], "rope_theta": config.rope_parameters["rope_theta"]}

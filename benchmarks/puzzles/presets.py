@@ -32,7 +32,7 @@ COSMO_BATCHES = {"cosmo-64": (4, 8, 16), "cosmo-256": (1, 2)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="measure only puzzle models of hidden size 16 and 32")
+    parser.add_argument("--quick", action="store_true", help="measure only puzzle models with hidden sizes 16 and 32")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=RESULTS.parent)
     args = parser.parse_args()

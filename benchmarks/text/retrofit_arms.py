@@ -99,7 +99,7 @@ def parse():
     parser.add_argument("--eval_rows", type=int, default=1024, help="held-out text rows; N / 8 questions for each K")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=3, help="arms that train at the same time")
+    parser.add_argument("--processes", type=int, default=3, help="number of arms to train at the same time")
     parser.add_argument("--budget_seconds", type=float)
     parser.add_argument("--runs", type=Path, default=Path("runs/retrofit_arms"), help="folder with one file per run")
     parser.add_argument("--arm", help="train this arm only, in this process")

@@ -118,7 +118,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
     """
     if args.device != "cpu":
         return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
-    context = multiprocessing.get_context("forkserver")  # a server that imports torch once and forks
+    context = multiprocessing.get_context("forkserver")  # its server imports torch once, then forks
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():

@@ -153,7 +153,7 @@ def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: in
     """Return options for `gradio.Blocks.launch` that limit uploads and hosts."""
     hosts = [*allow_hosts, *([SHARED] if share else []), *filter(None, [os.environ.get("SPACE_HOST")])]
     limit = (MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES")
-    upload_limit = (max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb")  # an upload request also has form fields
+    upload_limit = (max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb")  # leaves room for form fields
     size_limit = Middleware(SizeLimit, limit=limit, upload_path="/upload", upload_limit=upload_limit)
     app = {"middleware": [Middleware(HostGuard, allowed=hosts), size_limit]}
     shared = {"max_file_size": max_upload_bytes, "state_session_capacity": SESSIONS, "share": share}

@@ -205,7 +205,7 @@ def connect(
     shown: gr.State,
     api_name: str,
 ) -> None:
-    """Add the events of a map tab.
+    """Connect the components of a map tab to their event handlers.
 
     Args:
         controls: the return value of `map_controls`.

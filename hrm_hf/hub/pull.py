@@ -31,7 +31,7 @@ from ..io.model_names import is_below_here
 
 
 TEMPORARY_ERRORS = (408, 409, 423, 425, 429)  # client errors for which a retry may succeed
-PULL_RECORD = ".pulled.json"  # records the repository and commit of a pulled folder
+PULL_RECORD = ".pulled.json"  # file that names a pulled folder's repository and commit
 
 
 class HubError(OSError):

@@ -199,7 +199,7 @@ def training_memory(
         "keys_values": tokens * (shape.segments - 1) * extra_visits * 2 * shape.key_width * value_bytes,
         "logits": tokens * shape.vocab_size * LOGIT_BYTES,
     }
-    if checkpointing:  # backward recomputes one layer at a time
+    if checkpointing:  # the backward pass recomputes one layer at a time
         one = {"trained_visits": 1, "trained_passes": 0, "trained_segments": 1, "once_visits": 0, "once_passes": 0}
         terms["activations"] += tokens * activation_bytes(replace(shape, **one), bf16)
     if shape.segments > 1:  # the head computes the losses of earlier segments in chunks

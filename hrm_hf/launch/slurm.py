@@ -63,7 +63,7 @@ class SlurmJob(Options):
     """
 
     kind: Literal["single_gpu", "multi_gpu", "multi_node", "generate_data"] = option("Kind of job.", argument=True)
-    cluster: Literal["generic", "perlmutter"] = option("Cluster whose defaults to use.", "generic")
+    cluster: Literal["generic", "perlmutter"] = option("Use the defaults of this cluster.", "generic")
     account: str | None = option("Project to charge.", None)
     partition: str | None = option("Partition to submit to.", None)
     constraint: str | None = option("Node feature to require, e.g. gpu.", None)

@@ -218,7 +218,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             instead of `segment`. Compiling the complete forward would recompile for each number of segments.
     """
 
-    _keep_in_fp32_modules = ["q_head"]  # transformers also leaves these modules unquantized
+    _keep_in_fp32_modules = ["q_head"]  # transformers does not quantize these modules either
     compiled_segment: Callable | None = None
 
     def __init__(self, config: HrmLmConfig):

@@ -377,7 +377,7 @@ def dequantize_weight(weight: torch.Tensor) -> torch.Tensor:
     """Dequantize a bitsandbytes 4-bit `weight` to float32 [out, in], on any device and for any input size."""
     state, operators = weight.quant_state, torch.ops.bitsandbytes
     scales = state.absmax
-    if state.nested:  # the scales are also quantized, to 8 bits
+    if state.nested:  # double quantization: the scales have 8 bits
         inner = state.state2
         scales = operators.dequantize_blockwise(scales, inner.absmax, inner.code, inner.blocksize, torch.float32)
         scales = scales + state.offset

@@ -176,7 +176,7 @@ class PosteriorHead(Float32Buffers):
 
     def moments(self, posterior: Posterior) -> tuple[torch.Tensor, torch.Tensor]:
         """Return means and standard deviations [B, R] in physical units."""
-        with torch.autocast(posterior.loc.device.type, enabled=False):  # bfloat16 would round by up to 0.4 %
+        with torch.autocast(posterior.loc.device.type, enabled=False):  # bfloat16 has errors up to 0.4 %
             u = posterior.loc.unsqueeze(-2) + self.points @ posterior.scale_tril.mT  # [B, K, points, T]
         values = self.physical(u)
         weights = posterior.log_weights.exp()[..., None, None] / len(self.points)

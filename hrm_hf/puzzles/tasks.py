@@ -413,7 +413,7 @@ class PuzzleTask:
         return [replace(view, identifier=puzzle.identifier) for view in views[:votes]]
 
     def voting(self, data: str, names: Sequence[str]) -> Any:
-        """Return a vote counter for the rows of a data set, such as `ArcVoting`, or None."""
+        """Return a vote counter for the rows of a data set, such as `ArcVoting`, or None if the task has no votes."""
         return None
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:

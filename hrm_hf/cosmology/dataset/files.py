@@ -162,7 +162,7 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     sky = np.stack(read)
     observed = ~np.isclose(sky, UNSEEN, rtol=1e-5, atol=0).any(0)
     if masks:
-        observed &= masks[0] > 0  # also excludes UNSEEN, which is negative
+        observed &= masks[0] > 0  # excludes 0 and UNSEEN, which is negative
     elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
         looks = f"{zeros:.0%} of the pixels are exactly 0, which looks like unobserved sky"
         raise ValueError(f"{paths[0]}: {looks}; pass the map's mask as well")

@@ -109,7 +109,7 @@ class Task:
     sizes: ClassVar[tuple[int, int]]  # smallest and largest size
     difficulty_unit: ClassVar[str]  # unit of the difficulty, such as "steps"
     trained: ClassVar[tuple[int, int]]  # default range of the training difficulties
-    answer_kinds: ClassVar[tuple[str, ...]] = ("all", "last")  # values of `answers`, the default first
+    answer_kinds: ClassVar[tuple[str, ...]] = ("all", "last")  # allowed values of `answers`, default first
 
     size: int
     answers: str = "all"

@@ -142,7 +142,7 @@ def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task",
         raise ValueError(f"{where}: missing pairs; add {'train and test pairs' if evaluated else 'at least one'}")
     trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
     if hidden := sum(pair.output is None for pair in trained):
-        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add them, or use it for evaluation")
+        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add outputs, or evaluate on it")
     return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
 
 
@@ -175,7 +175,7 @@ def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
     for file in visible_files(path, "*.json"):
         tasks = content.setdefault(file.parent.name, {})
         if file.stem in tasks:
-            raise ValueError(f"{file}: subset {file.parent.name!r} already has a task {file.stem!r}")
+            raise ValueError(f"{file}: subset {file.parent.name!r} already has a task {file.stem!r}; rename one")
         tasks[file.stem] = (load_json(file), str(file))
     if not content:
         raise ValueError(f"{path} has no .json files; expected folders of tasks or Kaggle's *{KAGGLE_SUFFIX}.json")

@@ -325,7 +325,7 @@ def _read_folder(folder: Path) -> dict[str, PuzzleTable]:
     for split in ("train", "test"):
         files = [folder / f"{split}{name}" for name in names if (folder / f"{split}{name}").exists()]
         if len(files) > 1:
-            raise ValueError(f"{folder} has several files for split {split!r}: {[file.name for file in files]}")
+            raise ValueError(f"{folder} has several {split!r} files: {[file.name for file in files]}; keep one")
         if files:
             tables[split] = read_table(files[0])
     if "train" not in tables:

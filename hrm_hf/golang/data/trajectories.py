@@ -269,7 +269,7 @@ def mutants(code: str, prefix: str, generator: random.Random) -> list[str]:
 def body_of(code: str, prefix: str) -> Body:
     """Find the tokens and lines after the prefix. Raises ValueError if the code does not begin with it."""
     if not code.startswith(prefix):
-        raise ValueError(f"prefix={prefix[:60]!r}: the code does not begin with it")
+        raise ValueError(f"prefix={prefix[:60]!r}: the code does not begin with this prefix")
     encoded, start = code.encode(), len(prefix.encode())
     tokens = [token for token in go_tokens(code) if token.start >= start]
     lines, position = [], 0

@@ -56,7 +56,7 @@ def _leave(status: list[int]) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # the stream is missing, closed, or a broken pipe
+    except (AttributeError, OSError, ValueError):  # raised if a stream is missing, closed or a broken pipe
         return
     if status:
         os._exit(status[0])

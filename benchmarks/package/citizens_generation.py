@@ -80,7 +80,7 @@ def stopping_criteria(architecture: str) -> str:
 def embeddings(architecture: str) -> str:
     """Check that `inputs_embeds` gives a warning, because the Go coder cannot find its phase tags in embeddings."""
     coder, prompt = _coder(), _prompt()
-    said = _said(
+    said = _warnings_of(
         lambda: coder.generate(inputs_embeds=coder.get_input_embeddings()(prompt), max_new_tokens=4, do_sample=False)
     )
     assert "inputs_embeds" in said, f"said: {said!r}"
@@ -94,7 +94,7 @@ def embeddings(architecture: str) -> str:
 def window(architecture: str) -> str:
     """Check that a `max_new_tokens` beyond the context window gives a warning that names both."""
     coder, prompt = _coder(), _prompt()
-    said = _said(lambda: coder.generate(prompt, max_new_tokens=500, do_sample=False))
+    said = _warnings_of(lambda: coder.generate(prompt, max_new_tokens=500, do_sample=False))
     assert "500" in said and "128" in said, f"said: {said!r}"
     return said[:60]
 
@@ -221,8 +221,8 @@ def _prompt() -> torch.Tensor:
     return torch.arange(100, 110)[None]
 
 
-def _said(call: Callable) -> str:
-    """Run a call and return its warnings, both logged ones and those from `warnings`."""
+def _warnings_of(call: Callable) -> str:
+    """Run a call, and return the warnings that it logs or issues with `warnings`."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())

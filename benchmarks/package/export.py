@@ -97,7 +97,7 @@ def open_report(args) -> dict[str, Any]:
 
 
 def timed(model, exported: Path, measure, args) -> dict[str, Any]:
-    """Time torch and ONNX Runtime at every batch size; return their median CPU milliseconds."""
+    """Time torch and ONNX Runtime at every batch size; return their median CPU times in milliseconds."""
     result: dict[str, Any] = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
     for size in map(int, args.batch_sizes.split(",")):
         for what, sides in measure(model, exported, size, args).items():
@@ -170,7 +170,7 @@ def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def interleave(sides: dict, turns: int) -> dict[str, float]:
-    """Run the functions in turn; return median CPU milliseconds and their ratio, ignoring the first two turns."""
+    """Run the functions in turn; return the median CPU times (ms) and their ratio, ignoring the first two turns."""
     times = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, call in sides.items():

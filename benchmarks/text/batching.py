@@ -63,7 +63,7 @@ def main() -> None:
 
 @torch.no_grad()
 def compare(config, turns: int) -> dict:
-    """Return the tokens per second with and without batching, and the number of requests with equal tokens."""
+    """Return tokens per second with and without batching, and how many requests get the same tokens in both."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     prompts = [torch.randint(8, config.vocab_size, (1, 16 + 4 * index)) for index in range(REQUESTS)]

@@ -111,7 +111,7 @@ def activation_bytes(model, batch, checkpointing: bool = False) -> int:
 
 
 def interleave(sides: dict, args) -> dict[str, float]:
-    """Run the models in turn; return the median milliseconds per step of each, ignoring the first two turns."""
+    """Run the models in turn; return each model's median time per step (ms), ignoring the first two turns."""
     times = {name: [] for name in sides}
     for turn in range(args.turns + 2):
         for name, step in sides.items():

@@ -209,7 +209,7 @@ def decoder(model, batch_size: int, prompt: int, new: int, device: str):
 
 
 def cache_gain(model, args, new: int, length: int = 512) -> dict:
-    """Return the milliseconds per token with and without a cache at `length` tokens, and the gains from the cache."""
+    """Return the milliseconds per token with and without a cache at `length` tokens, and the cache's speedups."""
     ids = torch.randint(8, model.config.vocab_size, (1, length), device=args.device)
     lengths = [length * (part + 1) // UNCACHED_LENGTHS for part in range(UNCACHED_LENGTHS)]
     forwards = {
@@ -261,7 +261,7 @@ def cache_bytes(config) -> float:
 
 
 def interleaved(sides: dict, args, warm_up: int = 1) -> dict[str, tuple[float, float]]:
-    """Run the models in turn; return the median wall and CPU seconds per call of each."""
+    """Run the models in turn; return each model's median wall and CPU time per call in seconds."""
     times = {name: [] for name in sides}
     for turn in range(warm_up + args.turns):
         for name, function in sides.items():

@@ -231,19 +231,19 @@ class EvaluateMassMaps(EvaluateMaps):
         "Wiener filter with the true spectrum of each map; wiener-mean: with the mean spectrum of the training maps.",
         None,
     )
-    split: str | None = option("MODEL: split to evaluate. [default: test]", None)
+    split: str | None = option("With MODEL: split to evaluate. [default: test]", None)
     steps: Steps | None = option(
-        "MODEL: fixed: run all segments; adaptive: stop if another segment would gain little. [default: fixed]", None
+        "With MODEL: run all segments (fixed), or stop if another would gain little (adaptive). [default: fixed]", None
     )
-    max_steps: int | None = option("MODEL: maximum number of segments. [default: the config's value]", None, min=1)
-    num_samples: int | None = option("MODEL: number of draws from each posterior. [default: 1000]", None, min=100)
+    max_steps: int | None = option("With MODEL: maximum number of segments. [default: the config's]", None, min=1)
+    num_samples: int | None = option("With MODEL: number of draws from each posterior. [default: 1000]", None, min=100)
     train: int | None = option("With --method: number of training maps to use. [default: 1000]", None, min=10)
     draws: int | None = option(
         "Wiener filters: number of error draws for pixel uncertainties; 0 omits them. [default: 0]", None, min=0
     )
     batch_size: int | None = option("Number of maps per batch. [default: 50 for MODEL, 100 for a method]", None, min=1)
-    device: str | None = option("MODEL: device, e.g. cpu, cuda or mps. [default: the best available]", None)
-    update_card: bool = option("MODEL: write the results into MODEL/README.md.", False)
+    device: str | None = option("With MODEL: device, such as cpu, cuda or mps. [default: the best one]", None)
+    update_card: bool = option("With MODEL: write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

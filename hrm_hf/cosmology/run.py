@@ -74,7 +74,7 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
 
 
 def load_maps(data_args: CosmoDataArguments, kappa: bool = False) -> CosmologyMaps:
-    """Open the train split and hold out its last maps; `kappa` also opens the convergence. Maps stay on disk."""
+    """Open the train split, with the convergence if `kappa`, and hold out its last maps. Maps stay on disk."""
     info = load_cosmology_info(data_args.data_path)
     if kappa:
         validate_shear(data_args.data_path, info)

@@ -163,7 +163,7 @@ def parse_json(line: bytes, place: str) -> Any:
         raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
     except RecursionError:
         raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
-    except ValueError as error:  # an integer with more digits than Python accepts
+    except ValueError as error:  # raised for integers with too many digits
         raise BadLineError(f"{place}: broken JSON ({str(error).partition(';')[0]}): {shorten(text)}") from None
 
 

@@ -256,13 +256,13 @@ class CheckpointCodeMixin:
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load as transformers does, and make bitsandbytes' 4-bit weights work on the CPU."""
+        """Load a model as transformers does, and make bitsandbytes' 4-bit weights work on the CPU."""
         loaded = super().from_pretrained(*args, **kwargs)
         repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple if loading info is requested
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):
-        """Load as transformers does, but reject DoRA adapters, which transformers 5.23 loads only partly."""
+        """Load an adapter as transformers does, but reject DoRA, which transformers 5.23 loads only partly."""
         info = super().load_adapter(peft_model_id, *args, **kwargs)
         lost = [name for name in info.missing_keys if "lora_magnitude_vector" in name]
         if lost:

@@ -50,7 +50,7 @@ class LightUpTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw walls, solve the board with random guesses, number the walls, and hide up to `level` of the numbers."""
+        """Draw walls, number them to fit a random solution, and hide up to a fraction `level` of the numbers."""
         while True:
             walls = rng.random(self.seq_len) < rng.uniform(*WALL_SHARE)
             scores = rng.random((self.seq_len, self.vocab_size))

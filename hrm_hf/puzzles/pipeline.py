@@ -103,7 +103,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return views, options if return_trajectory is None else {**options, "return_trajectory": return_trajectory}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solve one puzzle, or a list, file, generator or `Dataset` of puzzles. Parameters are those of the class."""
+        """Solve one puzzle, or a list, file, generator or `Dataset` of puzzles. Takes the parameters of the class."""
         if isinstance(inputs, (np.ndarray, torch.Tensor)):
             inputs = inputs.tolist()
         if isinstance(inputs, (str, Path)) and (rows := read_puzzle_file(inputs, self.puzzle_task)) is not None:
@@ -170,7 +170,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return [self.postprocess(item, options.prefer_valid, options.search) for item in batch]
 
     def _solve_rows(self, rows: dict[str, torch.Tensor], arguments: dict[str, Any]) -> list[Candidate]:
-        """Solve the views in chunks that run fast and fit into memory."""
+        """Solve the views in chunks that run fast and fit into memory. Return a candidate for each view."""
         count = self.fitted(rows["input_ids"].shape[1])[0].boards_per_call
         candidates: list[Candidate] = []
         for start in range(0, len(rows["input_ids"]), count):

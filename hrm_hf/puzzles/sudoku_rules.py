@@ -125,7 +125,7 @@ def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
 
 
 def obey_rules(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Return bool [rows]: whether `solutions` obey the rules and the clues in `boards` (both digits [rows, cells]).
+    """Return a bool mask [rows] of the `solutions` [rows, cells] that obey the rules and the clues in `boards`.
 
     Numbers that are not digits count as blanks.
     """

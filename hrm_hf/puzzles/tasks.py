@@ -313,7 +313,7 @@ class PuzzleTask:
         return changed | (legal <= self.blank) | ~possible[np.arange(len(legal)), legal]
 
     def difficulty(self, questions: np.ndarray) -> dict[str, np.ndarray]:
-        """Return measures of difficulty by name, with a number for each question [N, S]."""
+        """Return a dict from the name of a difficulty measure to its values [N] for the questions [N, S]."""
         return {}
 
     def search(
@@ -339,7 +339,7 @@ class PuzzleTask:
         return self._overrides("allowed", "generate")
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw a puzzle with a unique solution, as tokens [S] each. Level 0 is the easiest, level 1 the hardest.
+        """Draw a puzzle and its unique solution, tokens [S] each. Level 0 is the easiest, level 1 the hardest.
 
         By default, a search that guesses at random finds a solution (ValueError if it finds none), and cells are
         emptied while the solution stays unique.

@@ -65,8 +65,11 @@ class BoardMaker:
         model = np.array(self.solver.get_model()[: self.size**3]).reshape(-1, self.size)
         return (model > 0).argmax(1).astype(np.uint8) + 1
 
-    def random_grid(self, rng: np.random.Generator) -> np.ndarray:
-        """Return a solved grid with random boxes on the diagonal and up to 2 * size more random cells."""
+    def random_grid(self, rng: np.random.Generator) -> np.ndarray | None:
+        """Return a solved grid with random boxes on the diagonal and up to 2 * size more random cells.
+
+        Return None if the boxes, as happens at 4x4, cannot be completed.
+        """
         size, (rows, columns) = self.size, self.shape.box_shape
         grid = np.zeros((size, size), dtype=int)
         for box in range(min(size // rows, size // columns)):
@@ -81,8 +84,10 @@ class BoardMaker:
         return self.solve(chosen)
 
     def board(self, clues: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return a board with a unique solution and the solution, or None if it has more than `clues` clues."""
+        """Return a board with a unique solution and the solution, or None if no such board has only `clues` clues."""
         solution = self.random_grid(rng)
+        if solution is None:
+            return None
         literals = [self.literal(cell, digit) for cell, digit in enumerate(solution)]
         kept = set(range(self.shape.cells))
         for cell in rng.permutation(self.shape.cells).tolist():

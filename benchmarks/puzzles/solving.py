@@ -4,12 +4,14 @@
         [--steps 16 64 256 1024] [--restarts 1 8]
         [--choose q residual vote rules] [--noise 0.2] [--noise-at start] [--exit-when-still 0.001] [--halt fixed]
         [--device cpu]
+    python -m benchmarks.puzzles.solving pretrained/sudoku-9x9 runs/data/x_sudoku --task x_sudoku.py:XSudoku
     python -m benchmarks.puzzles.solving --quick
 
 Every row of the table solves the same boards; for Sudoku, the script also measures search. A board runs all steps,
 unless its state stops changing (--exit-when-still), the model prefers to halt (--halt q), or the puzzle's rules accept
-the answer (--choose rules). Times are CPU seconds of the process and include reading out the answers. With --quick and
-no MODEL, the script uses a random model on 4 x 4 boards, only to check that it works.
+the answer (--choose rules). The model takes the symbols and units of the data, so a Sudoku model can solve variants.
+Times are CPU seconds of the process and include reading out the answers. With --quick and no MODEL, the script uses a
+random model on 4 x 4 boards, only to check that it works.
 """
 
 import argparse
@@ -23,9 +25,9 @@ import torch
 from hrm_hf import AutoModelForPuzzleSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.models.pipeline_batches import seeded
 from hrm_hf.models.settings_puzzle import SolveSettings
-from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
+from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import correct_cells, evaluate_puzzles, wilson_interval
-from hrm_hf.puzzles.options import BoardOptions
+from hrm_hf.puzzles.options import BoardOptions, import_task
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.task_registry import puzzle_task
 from hrm_hf.trainer.recipes import library_versions
@@ -42,6 +44,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="few boards, steps and restarts; a random model if none is given")
     parser.add_argument("model", nargs="?", help="checkpoint folder")
     parser.add_argument("data", nargs="?", help="folder of a puzzle data set")
+    parser.add_argument("--task", help="task of the data, if hrm_hf does not ship it: FILE.py:CLASS")
     parser.add_argument("--split", default="test")
     parser.add_argument("--limit", type=int, default=200, help="number of boards, from the start of the split")
     parser.add_argument("--steps", type=int, nargs="+", default=[16, 64, 256, 1024])
@@ -80,7 +83,10 @@ def random_example(folder: str) -> str:
 
 def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and print every row; return the report."""
-    model = AutoModelForPuzzleSolving.from_pretrained(args.model).eval().to(args.device)
+    import_task(args.task)
+    fields = load_puzzle_info(args.data).config_fields()
+    changes = {name: fields[name] for name in ("task", "symbols", "units")} if fields["symbols"] else {}
+    model = AutoModelForPuzzleSolving.from_pretrained(args.model, **changes).eval().to(args.device)
     rows = load_puzzle_dataset(args.data, args.split).with_format("torch")[: args.limit]
     inputs = {name: rows[name].long() for name in ("input_ids", "puzzle_identifiers")}
     labels = rows["labels"].long()

@@ -96,8 +96,11 @@ def build_puzzle(options: BuildPuzzle) -> dict[str, Any]:
     """Build a data set of any task: with the task's generator, or from pairs of puzzles and solutions."""
     from .any_puzzle import describe, generated_puzzles, puzzles_from_source
     from .task_registry import task_class
+    from .tasks import SHIPPED_TASKS
 
     kind = as_usage_errors(lambda: task_class(options.task))
+    if kind.name in SHIPPED_TASKS and kind.name in OPTIONS:
+        raise UsageError(f"TASK={options.task!r}: has its own command; use `hrm-hf data {kind.name}`")
     shape = None if options.height is None else (options.height, options.width)
 
     def generate():

@@ -190,6 +190,7 @@ def test_the_commands_of_the_puzzle_guide_run_in_order_in_fresh_processes(checkp
     page = "docs/your_own_puzzle.md"
     shutil.copy(checkpoints / "queens.py", tmp_path)
     (tmp_path / "queens.yaml").write_text(docs_pages.blocks(page, "yaml")[0].text)
+    (tmp_path / "pretrained").symlink_to(ROOT / "pretrained")
     run_commands([("python", "-c", docs_pages.blocks(page, "python")[-1].text)], tmp_path)  # writes the pairs
     for block in docs_pages.blocks(page, "bash"):
         text = re.sub(

@@ -149,6 +149,41 @@ def test_rules_of_light_up_match_their_definition():
     assert 40 < right < 150
 
 
+def test_jigsaw_puzzles_have_one_solution_by_the_plain_rules():
+    """Referee: a search that only knows that no unit has a digit twice."""
+    task = describe(task_class("jigsaw"))[1]
+
+    def allowed(self, board):
+        seen = np.stack([self.neighbours(board == token) for token in range(11)], axis=1)
+        return (seen == 0) & (np.arange(11) > 1)
+
+    plain = describe(type("Plain", (type(task),), {"name": "plain_jigsaw", "allowed": allowed}))[1]
+    units = [unit for kind in task.units().values() for unit in kind]
+    assert [len(unit) for unit in units] == [9] * 27
+    clues = []
+    for level, seed in ((0.0, 0), (0.5, 1)):
+        puzzle, solution = task.generate(level, np.random.default_rng(seed))
+        found = find(plain, puzzle, limit=2)
+        assert found.complete and [board.tolist() for board in found.boards] == [solution.tolist()]
+        assert all(sorted(solution[unit]) == list(range(2, 11)) for unit in units)
+        wrong = solution.copy()
+        wrong[puzzle == 1] = np.roll(solution[puzzle == 1], 1)
+        assert task.violations(puzzle, solution) == [] and task.violations(puzzle, wrong)
+        assert (task.wrong_cells(puzzle, wrong) == plain.wrong_cells(puzzle, wrong)).all()
+        clues.append((puzzle > 1).sum())
+    assert clues[1] < clues[0]
+    with pytest.raises(ValueError, match=r"grid_shape=\(6, 6\).*'jigsaw'"):
+        describe(type(task), (6, 6))
+
+
+@pytest.mark.parametrize("name", ["sudoku", "maze", "arc", "hrm_hf.puzzles.sudoku_task:SudokuTask"])
+@pytest.mark.parametrize("more", [(), ("--height", 9, "--width", 9), ("--source", "boards.csv")])
+def test_a_task_with_its_own_data_command_points_to_it(name, more, tmp_path):
+    made = run("data", "puzzle", name, *more, "--out", tmp_path / "data")
+    command = "sudoku" if ":" in name else name
+    assert made.exit_code == 2 and f"`hrm-hf data {command}`" in " ".join(made.output.replace("│", "").split())
+
+
 @pytest.mark.parametrize("name", ["sudoku", "generic"])
 def test_a_task_cannot_take_the_name_of_a_shipped_one(name):
     with pytest.raises(ValueError, match=f"name='{name}'"):

@@ -61,7 +61,7 @@ def take_tabs(browser: Browser, models: dict[str, str], out: Path) -> None:
             label, answered = TABS[kind]
             page.get_by_role("tab", name=label).first.click()
             page.locator(answered).locator("visible=true").first.wait_for()
-            if kind == "sudoku":  # the second of several steps has changed cells, and errors
+            if kind == "sudoku":  # many cells change in the second step
                 page.locator("input[type=range]:visible").first.fill("2")
                 page.wait_for_selector(".shown-board [data-step='2']")
             page.mouse.move(SIZE["width"] // 2, 5)

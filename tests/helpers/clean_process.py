@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 
-SECONDS = 300
+SECONDS = 900
 BLOCK = 'import sys; sys.modules["hrm_hf"] = None  # an installed one must not be found either\n'
 
 

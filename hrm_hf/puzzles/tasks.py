@@ -23,7 +23,7 @@ from .readers import COLUMN_NAMES
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
 SHIPPED_TASKS = {  # name of each task, and its module in this package
     "sudoku": "sudoku_task", "maze": "maze_task", "arc": "arc_pipeline", "light_up": "light_up",
-    "coloring": "coloring", "jigsaw": "jigsaw",
+    "coloring": "coloring", "jigsaw": "jigsaw", "nonogram": "nonogram", "n_queens": "n_queens", "kenken": "kenken",
 }  # fmt: skip
 MAX_NODES = 100_000  # a Sudoku search with this many nodes takes a few minutes
 

@@ -109,7 +109,7 @@ def test_a_config_cannot_import_a_module(file, monkeypatch):
     assert "evil" not in sys.modules
 
 
-@pytest.mark.parametrize("name", ["light_up", "coloring"])
+@pytest.mark.parametrize("name", ["light_up", "coloring", "nonogram", "n_queens", "kenken"])
 def test_shipped_generators_draw_puzzles_with_one_solution(name):
     task = describe(task_class(name), (6, 6))[1]
     for level, seed in itertools.product((0.0, 1.0), range(2)):
@@ -124,29 +124,81 @@ def test_shipped_generators_draw_puzzles_with_one_solution(name):
         assert all((view.undo(answer) == solution).all() for view, (_, answer) in zip(views, shown))
 
 
-def test_rules_of_light_up_match_their_definition():
-    """Referee: rays from each bulb, and the number of bulbs beside each wall."""
-    task = describe(task_class("light_up"), (4, 5))[1]
+def is_lit(grid) -> bool:
+    """Follow rays from each bulb, and count the bulbs beside each wall."""
+    lit, fine = np.zeros(grid.shape, dtype=int), True
+    for row, column in np.argwhere(grid == "*"):
+        lit[row, column] += 1
+        for down, across in ((0, 1), (1, 0), (0, -1), (-1, 0)):
+            at = row + down, column + across
+            while 0 <= at[0] < len(grid) and 0 <= at[1] < len(grid[0]) and grid[at] in "*.":
+                fine &= grid[at] != "*"
+                lit[at] += 1
+                at = at[0] + down, at[1] + across
+    for row, column in np.argwhere(np.char.isdigit(grid)):
+        near = [grid[r, c] for r, c in np.argwhere(grid != "") if abs(r - row) + abs(c - column) == 1]
+        fine &= near.count("*") == int(grid[row, column])
+    return fine and bool((lit[np.isin(grid, ["*", "."])] > 0).all())
+
+
+def is_colored(grid) -> bool:
+    return all(grid[a, a] != grid[b, b] for a, b in np.argwhere(grid == "#"))
+
+
+def has_clued_runs(grid) -> bool:
+    """Compare the runs of a 4 x 4 picture with the clues in the first two rows and columns."""
+    lines = ["".join(line) for line in [*grid[2:], *grid.T[2:]]]
+    return all(
+        line[:2].strip("-") == ("".join(str(len(run)) for run in line[2:].split(".") if run) or "0") for line in lines
+    )
+
+
+def has_peaceful_queens(grid) -> bool:
+    queens = np.argwhere(grid == "Q").tolist()
+    pairs = itertools.combinations(queens, 2)
+    return len(queens) == 6 and all(a != c and b != d and abs(a - c) != abs(b - d) for (a, b), (c, d) in pairs)
+
+
+def has_right_cages(grid) -> bool:
+    """Walk through each cage from its clue, and apply the clue to the digits."""
+    digits, fine = grid[::2, ::2].astype(int), True
+    for row, column in np.argwhere(np.char.str_len(grid[1::2, 1::2]) > 1).tolist():
+        cage, ways = set(), [(row, column)]
+        while ways:
+            if (at := ways.pop()) not in cage:
+                cage.add(at)
+                for down, across in ((0, 1), (1, 0), (0, -1), (-1, 0)):
+                    if grid[2 * at[0] + down, 2 * at[1] + across] == ".":
+                        ways.append((at[0] + down, at[1] + across))
+        values = sorted((digits[at] for at in cage), reverse=True)
+        clue = grid[2 * row + 1, 2 * column + 1]
+        result = {"=": values[0], "+": sum(values), "x": np.prod(values), "-": values[0] - values[-1]}
+        result["/"] = values[0] / values[-1]
+        fine &= result[clue[-1]] == int(clue[:-1])
+    return fine and all(len(set(line)) == len(line) for line in [*digits.tolist(), *digits.T.tolist()])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "definition", "tokens"),
+    [
+        ("light_up", (4, 5), is_lit, (2, 4)),
+        ("coloring", (6, 6), is_colored, (2, 6)),
+        ("nonogram", (6, 6), has_clued_runs, (2, 4)),
+        ("n_queens", (6, 6), has_peaceful_queens, (2, 4)),
+        ("kenken", (6, 6), has_right_cages, (2, 5)),
+    ],
+)
+def test_rules_of_shipped_tasks_match_their_definition(name, shape, definition, tokens):
+    task = describe(task_class(name), shape)[1]
     rng, right = np.random.default_rng(0), 0
-    puzzles = [task.generate(0.5, rng) for _ in range(20)]
-    for puzzle, solution in puzzles * 8:
-        answer = np.where((puzzle == 1) & (rng.random(20) < 0.03), rng.integers(2, 4, 20), solution)
-        grid, lit, fine = answer.reshape(4, 5), np.zeros((4, 5), dtype=int), True
-        for row, column in np.argwhere(grid == 3):
-            lit[row, column] += 1
-            for down, across in ((0, 1), (1, 0), (0, -1), (-1, 0)):
-                at = row + down, column + across
-                while 0 <= at[0] < 4 and 0 <= at[1] < 5 and grid[at] < 4:
-                    fine &= grid[at] != 3
-                    lit[at] += 1
-                    at = at[0] + down, at[1] + across
-        for row, column in np.argwhere(grid > 4):
-            near = [grid[r, c] for r, c in np.argwhere(grid > 0) if abs(r - row) + abs(c - column) == 1]
-            fine &= near.count(3) == grid[row, column] - 5
-        fine &= bool((lit[grid < 4] > 0).all())
-        assert (task.violations(puzzle, answer) == []) == fine
-        right += fine
-    assert 40 < right < 150
+    puzzles = [task.generate(0.5, rng) for _ in range(6)]
+    for puzzle, solution in puzzles * 10:
+        change = (puzzle == 1) & (rng.random(task.seq_len) < 0.7 / (puzzle == 1).sum())
+        answer = np.where(change, rng.integers(*tokens, task.seq_len), solution)
+        obeys = definition(np.array(task.grid(answer)))
+        assert (task.violations(puzzle, answer) == []) == obeys, task.text(answer)
+        right += obeys
+    assert 10 < right < 58
 
 
 def test_jigsaw_puzzles_have_one_solution_by_the_plain_rules():

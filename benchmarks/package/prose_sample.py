@@ -55,8 +55,8 @@ def text_of(node: ast.AST) -> str:
 
 
 def is_sentence(text: str) -> bool:
-    """Check whether a text has at least three words outside its placeholders."""
-    return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^}]*\}|`[^`]*`", "", text))) >= 3
+    """Check whether a text has at least three words besides placeholders, code, options and names."""
+    return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^}]*\}|`[^`]*`|--\S+|\w+_\w+", "", text))) >= 3
 
 
 def comments(file: Path, source: str) -> Iterator[Item]:

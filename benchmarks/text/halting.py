@@ -324,7 +324,7 @@ def plot(report: dict, path: Path) -> None:
 
 
 CALIBRATION_STEPS = 8  # bisection steps, which narrow the range by a factor of 256
-LEAST, MOST = 1e-6, 10.0  # range to search if thresholds apply to changes; those for probabilities are in [0, 1]
+LEAST, MOST = 1e-6, 10.0  # range searched for thresholds on changes of the state; for probabilities, [0, 1]
 
 
 def calibrate_exit(

@@ -1,4 +1,4 @@
-"""Compare how well language models learn many-step tasks: accuracy by difficulty and number of passes.
+"""Compare how well language models learn multi-step tasks: accuracy by difficulty and number of passes.
 
     python -m benchmarks.text.reasoning --size 20 --difficulty 8 --beyond none --answers last --steps 3000 \\
         --seeds 0,1,2

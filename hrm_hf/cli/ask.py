@@ -144,7 +144,7 @@ def _stream(prompt: str, text: str, shown: list[str]) -> None:
 
 
 def _show_attempts(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
-    """Print all attempts and the diff of each repair, without the prompt and first code if these were streamed."""
+    """Print all attempts and the diff of each repair. Omit the prompt and the first program if already streamed."""
     typer.echo("\n") if streamed else typer.secho(f"\n# {prompt}", bold=True)
     for number, attempt in enumerate(attempts, start=1):
         plan = attempt.plan

@@ -1,4 +1,4 @@
-"""Export models to other runtimes. This module has the options of `hrm-hf export` and imports no heavy packages."""
+"""Export models to other runtimes. This module defines the options of `hrm-hf export`, without heavy imports."""
 
 from dataclasses import dataclass
 from pathlib import Path

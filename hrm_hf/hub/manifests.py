@@ -99,7 +99,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     """Read the manifest of a checkpoint. Raise CheckpointError if it is missing or invalid."""
     file = Path(folder) / MANIFEST
     if not file.is_file():
-        raise CheckpointError(f"{MANIFEST} is missing, so the run was stopped while saving")
+        raise CheckpointError(f"{MANIFEST} is missing; the run was probably stopped while it saved this checkpoint")
     try:
         return _parsed(file.read_text(encoding="utf-8"))
     except CheckpointError:

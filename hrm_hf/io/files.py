@@ -399,8 +399,8 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
     except Timeout as error:
         owner = file.read_text(encoding="utf-8", errors="replace")[:100] if file.is_file() else "a process"
         raise FolderInUseError(
-            f"another {what} is writing to {folder}: {owner}. Wait for it or stop it, or choose another {option}, "
-            "so that their files do not mix"
+            f"another {what} is writing to {folder}: {owner}. Wait for it, stop it or choose another {option}, "
+            "because two writers would mix up their files"
         ) from error
     except OSError as error:
         if error.errno in NO_LOCKS:

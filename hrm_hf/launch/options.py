@@ -37,7 +37,9 @@ class LaunchOptions(Options):
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
-        "Largest batch that fits (memory), or the original guide's (guide).", "memory", flags=spellings("batch_table")
+        "Batch size to use: memory: the largest that fits; guide: that of the original guide.",
+        "memory",
+        flags=spellings("batch_table"),
     )
     strategy: Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = option(
         "Data parallelism without sharding (ddp), or a way to shard a large model.", "ddp"

@@ -159,7 +159,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # Modules that quantizers skip. With ".*", the names differ from the strict list, as transformers requires.
+    # Modules that quantizers skip. They end in ".*", because transformers allows no name in both lists.
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):

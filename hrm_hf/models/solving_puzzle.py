@@ -165,7 +165,7 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Return a copy of `found` with each field replaced by `change(value, row axis, *values in others)`."""
+    """Return a copy of `found`, with `change(value, row_axis, *values_in_others)` applied to each field."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:
@@ -217,7 +217,7 @@ class PuzzleSolverMixin:
         settings = SolveSettings(**settings).resolved(self.config)
         validate_ids(input_ids, self.config.vocab_size)
         if settings.choose == "rules" and accepts is None:
-            raise ValueError('choose="rules": needs accepts, a function that checks answers against the task rules')
+            raise ValueError('choose="rules": needs the argument `accepts`, a function that checks answers')
 
         def run(rows: torch.Tensor, noise: float | None) -> PuzzleSolution:
             boards = input_ids[rows]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 SMALL_BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # (rows, columns) of a box by board size
 LARGE_BOXES = {12: (3, 4), 16: (4, 4), 25: (5, 5)}
 BOX_SHAPES = SMALL_BOXES | LARGE_BOXES
-SYMBOLS = "123456789ABCDEFGHIJKLMNOP"  # characters for the digits 1 to 25
+SYMBOLS = "123456789ABCDEFGHIJKLMNOP"  # characters for the values 1 to 25 of a cell
 
 CELLS = frozenset("0123456789.")
 _FRAME = re.compile(r"[\s\ufeff\u200b|¦‖+=:;!,'\"`~<>/\\(){}\[\]\u2500-\u257f]")

@@ -242,7 +242,8 @@ def find_sizes(
     if tokens in (None, configured):
         cells.append(("arch.seq_len", arch.get("seq_len")))
     else:
-        logger.warning("vocab_size is %d in the config, %d in the weights; ignoring arch.seq_len", configured, tokens)
+        found = f"vocab_size is {configured} in the config but {tokens} in the weights"
+        logger.warning("%s, so the config is for other boards; ignoring its arch.seq_len", found)
     vocab_size = vocab_size or tokens or configured
     if fields["pos_encodings"] == "rope2d" and arch.get("board_height") and arch.get("board_width"):
         cells.append(("arch.board_height", arch["board_height"] * arch["board_width"]))

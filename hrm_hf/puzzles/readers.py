@@ -212,7 +212,7 @@ def read_unique(
 
 
 def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> None:
-    """Remove duplicate puzzles, keeping the one in test if any. Raise ValueError if their solutions differ."""
+    """Remove duplicate puzzles, keeping a test copy over a train copy. Raise ValueError if solutions differ."""
     names = sorted(splits)  # "test" comes first, so its copy of a duplicate is kept
     parts = [splits[name] for name in names]
     starts = np.cumsum([0, *(len(part.questions) for part in parts)])

@@ -375,7 +375,7 @@ class PuzzleTask:
         return 1
 
     def random_symmetries(self, keys: np.ndarray) -> Grids:
-        """Return the cells [B, S] and symbols [B, V] of the views that the keys, uint64 [B, symmetry_keys()], choose.
+        """Return the cells [B, S] and symbols [B, V] of the views chosen by `keys`, uint64 [B, symmetry_keys()].
 
         Override this method and `symmetry_keys` if there are too many symmetries to list.
         """

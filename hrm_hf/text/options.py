@@ -124,7 +124,9 @@ class BuildReasoning(Options):
     beyond: str | None = option(
         "Difficulty of the beyond split, or none. [default: up to twice the training maximum]", None
     )
-    answers: Literal["all", "last"] | None = option("Step results that a question asks for: all, or the last.", None)
+    answers: Literal["all", "last"] | None = option(
+        "Which results each question asks for: those of all steps, or the last.", None
+    )
     num_train: int = option("Number of training rows.", 100_000, min=1)
     num_validation: int = option("Number of validation rows.", 1000, min=0)
     num_test: int = option("Number of rows per difficulty in the test and beyond splits.", 500, min=0)

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 
 def _not_tiny(value: float) -> float:
-    if 0 < value < 1e-3:  # logits divided by so low a temperature overflow
+    if 0 < value < 1e-3:  # dividing logits by such a low temperature would overflow
         raise ValueError("must be 0 (greedy) or at least 0.001")
     return value
 

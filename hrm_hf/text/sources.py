@@ -152,7 +152,7 @@ def encodable_text(text: str, key: str, place: str) -> str:
 
 
 def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Iterator[dict[str, str | None]]:
-    """Yield the documents of a plain text file, without their unreadable lines. See `open_source`."""
+    """Yield the documents of a plain text file, skipping unreadable lines. See `open_source`."""
     lines: list[str] = []
     for number, line in read_lines(path):
         try:
@@ -223,8 +223,8 @@ def _with_places(rows, column: str, name: str):
         columns = rows.column_names
     if REASONING_COLUMNS.issubset(columns):
         raise ValueError(
-            f"{name} is a reasoning data set, not text: download the complete folder that `hrm-hf data reasoning` "
-            "wrote to train on it, and evaluate with `hrm-hf eval reasoning`"
+            f"{name} is a reasoning data set, not text: to train on it, download the complete folder that "
+            "`hrm-hf data reasoning` wrote; to evaluate on it, use `hrm-hf eval reasoning`"
         )
     if column not in columns:
         raise ValueError(f"{name}: column {column!r} is missing, found {columns}; set --text_column to one of them")

@@ -184,7 +184,8 @@ def test_pipes_do_not_block_verification(run):
     assert find_corruption(folder) == ["optimizer.pt is missing"]
     (folder / MANIFEST).unlink()
     os.mkfifo(folder / MANIFEST)
-    assert find_corruption(folder) == ["manifest.json is missing, so the run was stopped while saving"]
+    (found,) = find_corruption(folder)
+    assert found.startswith("manifest.json is missing")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000 + "b", "\ud800"], ids=["long", "deep", "not-unicode"])

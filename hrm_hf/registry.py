@@ -115,7 +115,7 @@ ABILITIES = {
     "parameter_groups": ("parameter_group",),  # parts of the model can have different learning rates
     "refinement": ("generate_with_refinement",),  # generates code, validates it, and repairs it
     "hyper_connections": ("get_detailed_mhc_metrics",),  # reports how much the residual streams amplify signals
-    "statistics": ("fit_statistics",),  # reads summary statistics of maps, whitened with those of the training data
+    "statistics": ("fit_statistics",),  # reads summary statistics of maps, with whitening fitted to training maps
 }
 
 

@@ -174,7 +174,7 @@ def outputs64(model: nn.Module, subject) -> torch.Tensor:
 
 
 class Float64(TorchFunctionMode):
-    """Use float64 where model code requests float32, for example in norms, softmax and rotary tables."""
+    """Mode that uses float64 where model code requests float32, as in norms, softmax and rotary tables."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.float:

@@ -226,7 +226,7 @@ def read_boards(args: argparse.Namespace) -> tuple[Boards, torch.Tensor]:
 
 
 def train(args: argparse.Namespace, boards: Boards, held_out: torch.Tensor) -> tuple[Net, int, list[dict[str, Any]]]:
-    """Train for --seconds. Return the averaged weights, the number of steps and the curve of the accuracy."""
+    """Train for --seconds. Return the averaged weights, the number of steps and the accuracy curve."""
     device, B = torch.device(args.device), args.batch
     net, average = Net(args.width).to(device), Net(args.width).to(device)
     average.load_state_dict(net.state_dict())

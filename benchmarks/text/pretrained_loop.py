@@ -35,7 +35,7 @@ from ..report import interval, machine, make_parser, write_report
 
 NAME = "lm_pretrained_loop"
 WINDOWS = [(4, 7), (8, 11), (10, 13), (12, 16), (13, 15), (13, 16), (18, 21), (24, 27), (27, 30), (10, 19)]
-# Tested variants: damped passes ("all", "later" than the first, or none for "replace"), and the number of passes.
+# Variants to test: (which passes are damped, number of passes). "later" damps all but the first, "replace" none.
 STEPS = [("replace", 2), ("later", 2), ("all", 2), ("replace", 3), ("later", 3), ("all", 3), ("later", 4), ("all", 4)]
 LOOP = (12, 16)  # the four middle layers of SmolLM2
 RANK = 16
@@ -256,7 +256,7 @@ FULL = {
 
 
 def trainings(args, arms: dict, steps: int, source, data, documents, report: dict, save) -> None:
-    """Train every arm with every seed, each for the FLOPs of `steps` steps of the first arm."""
+    """Train every arm with every seed, each for as many FLOPs as `steps` steps of the first arm cost."""
     first = next(iter(arms.values()))
     _, cost = build(first, source, 0)
     for seed in args.seeds:

@@ -128,7 +128,7 @@ def parse() -> argparse.Namespace:
         help=f"choose the rate among {LEARNING_RATES} that is best on the end of the training file",
     )
     parser.add_argument(
-        "--tuning_share", type=float, default=0.15, help="fraction of the budget to spend on each rate with --tune_lr"
+        "--tuning_share", type=float, default=0.15, help="fraction of the budget for each rate that --tune_lr tries"
     )
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
@@ -256,7 +256,7 @@ def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
 
 @torch.no_grad()
 def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS) -> dict[str, dict[str, float]]:
-    """Return the bits per byte of hrm_lm on `rows` [N, T], read through its cache in each kv_layout.
+    """Return the bits per byte of hrm_lm on `rows` [N, T] for each kv_layout, predicting from the cache.
 
     Each call reads `chunk` tokens and predicts from the cache, as in generation. The exact layout gives the loss of a
     plain forward; the other layouts give the loss of their approximation. The function works for any checkpoint and

@@ -140,7 +140,7 @@ def run_workers(args, arms: list[str], deadline: float) -> None:
 
 
 def task_rows(count: int, generator: torch.Generator, steps: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows [count, LENGTH] of questions with `steps` (or random) steps, and labels (-100 outside answers)."""
+    """Return rows [count, LENGTH] of questions with `steps` steps (None: random) and labels (-100 outside answers)."""
     device = generator.device
     table = torch.arange(ITEMS).repeat(ITEMS, 1)  # for each rearrangement, the previous position of each item
     for place in range(ITEMS - 1):
@@ -206,7 +206,7 @@ def make_model(args, arm: str, seed: str):
 
 
 def deepened(args, llama: LlamaForCausalLM, seed: str, extra: int) -> LlamaForCausalLM:
-    """Return a Llama with `extra` more layers after the middle ones: copies of these that initially add zero."""
+    """Return a Llama with `extra` copies of its middle layers inserted after them. The copies initially add zero."""
     before, inside, after = split(args)
     model = make_llama(args, seed, before + inside + after + extra)
     source = [*range(before + inside), *(before + n % inside for n in range(extra))]
@@ -246,7 +246,7 @@ def drawn_passes(args, arm: str, seed: str, model, flops: float) -> tuple[list[i
         return found
 
     total = int(flops / costs[most - 1])
-    for _ in range(8):  # repeated, because the number of steps changes the ramp and so the cost
+    for _ in range(8):  # iterate, because the number of steps changes the ramp of passes and thus the cost
         passes = draw(max(1, total))
         spent = sum(costs[n - 1] for n in passes)
         if abs(spent / flops - 1) < 0.002:
@@ -473,7 +473,7 @@ def summary(args) -> dict:
 
 
 def at_depth(run: dict, passes: int | None = None) -> dict[str, float]:
-    """Return bits per byte, and accuracies for easy questions (K up to the number of layers) and deeper ones."""
+    """Return bits per byte, and accuracies on easy questions (at most as many steps as layers) and deeper ones."""
     found = run["by_passes"][(passes or max(1, len(run["by_passes"]) // 2)) - 1]
     layers = sum(int(number) for number in run["settings"]["layers"].split(","))
     measures = {"bits_per_byte": found["bits_per_byte"]}

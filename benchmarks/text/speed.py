@@ -132,7 +132,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 
 
 def resident_peak(config, args, make_step, sender) -> None:
-    """Build a model, train it for three steps, and send by how many MiB the peak resident memory grew."""
+    """Build a model, train it for three steps, and send the increase in peak resident memory in MiB."""
     torch.set_num_threads(args.threads)
     count_parameters(config)  # import the model's code first, so that its memory is not counted
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

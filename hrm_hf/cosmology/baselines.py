@@ -192,7 +192,7 @@ def _ridge(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
 
 
 def _gaussian_process(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
-    """Fit one Gaussian process per target, with white noise and one length scale per summary."""
+    """Fit one Gaussian process per target, with white noise and one length scale per feature."""
     from scipy.linalg import cho_solve
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor

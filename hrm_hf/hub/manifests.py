@@ -65,7 +65,7 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
     """Write the size and checksum of every file in `folder` to a manifest, as the last step of saving a checkpoint."""
     folder = Path(folder)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(MANIFEST)]
-    # Fast, because the files are still in the page cache; benchmarks/package/checkpoints.py measures the cost.
+    # Hashing is fast, because the files are still in the page cache (benchmarks/package/checkpoints.py measures it).
     entries = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": checksum}
         for file, checksum in zip(files, checksums(files))

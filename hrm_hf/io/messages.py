@@ -25,7 +25,7 @@ OF_IMPORTS = (
     Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # from torchao
     Message("torch.utils._pytree", r"<enum 'ScaleCalculationMode'> is an Enum subclass"),
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
-    # A pipeline without a model uses the packaged solver on purpose.
+    # A pipeline without a model uses the packaged solver on purpose, so the user needs no warning.
     Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
 # TRL and PEFT use the old name for activation checkpointing, which still works.

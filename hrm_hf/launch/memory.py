@@ -131,7 +131,7 @@ def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the fields of `ModelShape` for `hrm_lm`: only the last stack passes of a segment have gradients."""
+    """Return the fields of `ModelShape` for `hrm_lm`. Only a segment's last stack passes have gradients."""
     h_passes = 0 if config.flat_loop else min(config.H_cycles, config.bp_steps - 1)
     l_passes = config.bp_steps - h_passes
     M = config.halt_max_steps

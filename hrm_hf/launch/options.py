@@ -37,7 +37,7 @@ class LaunchOptions(Options):
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
-        "Batch size to use: memory: the largest that fits; guide: that of the original guide.",
+        "memory: use the largest batch that fits; guide: use the batch size of the original guide.",
         "memory",
         flags=spellings("batch_table"),
     )

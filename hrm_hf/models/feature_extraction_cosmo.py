@@ -202,7 +202,7 @@ def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             next((found[name] for name in names if name in found), None) for names in (MAP_NAMES, MASK_NAMES)
         )
         if maps is None:
-            raise ValueError(f"it contains the arrays {found.files[:20]}; one must be named {', '.join(MAP_NAMES)}")
+            raise ValueError(f"the file has the arrays {found.files[:20]}; one must be named {', '.join(MAP_NAMES)}")
     return maps, mask
 
 

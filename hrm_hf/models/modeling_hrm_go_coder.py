@@ -367,7 +367,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return HrmGoCoderOutput(**losses, logits=logits, **{name: outputs[name] for name in passed if name in outputs})
 
     def _head_is_plain(self) -> bool:
-        """Check that the loss can read the head's weights directly: not sharded, no adapter and no hook."""
+        """Check whether the loss can read the head's weights directly: not sharded, no adapter and no hook."""
         head = self.lm_head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
         return plain and type(head.weight) is nn.Parameter and head.weight.numel() > 0

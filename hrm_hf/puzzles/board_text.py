@@ -94,7 +94,7 @@ def _large_cells(words: list[str], lengths: Collection[int]) -> list[str] | None
 
 
 def _as_numbers(cells: list[str]) -> list[str]:
-    """Return the cells of a board as decimal numbers, "." for blanks.
+    """Return the cells of a board as decimal numbers, with "." for blanks.
 
     Raises:
         ValueError: If both 0 and another sign are used for blanks, as in hexadecimal boards with the digit 0.

@@ -201,7 +201,7 @@ class CarryDataLoader:
         return {**self._batch, **more}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the data position of every slot, and the settings under which a run can resume from them."""
+        """Return the data position of every slot, and the settings that a resumed run must share."""
         return {"taken": self.taken.tolist(), "seed": self.seed, "world_size": self.world_size, "slots": self.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -93,7 +93,7 @@ class KenKenTask(PuzzleTask):
         return result
 
     def _cages(self, joined: np.ndarray) -> np.ndarray:
-        """Return a number for the cage of each cell, given which pairs of neighbors have no wall between them."""
+        """Return the cage number of each cell. `joined` marks the pairs of neighbors without a wall between them."""
         cages = np.arange(len(self.digits))
         for one, other in self.pairs[joined]:
             cages[cages == cages[other]] = cages[one]
@@ -117,7 +117,7 @@ class KenKenTask(PuzzleTask):
                 return puzzle, solution
 
     def _draw_cages(self, wanted: int, rng: np.random.Generator) -> np.ndarray:
-        """Merge random neighbors until `wanted` cages are left. Return a number for the cage of each cell."""
+        """Merge random neighbors until `wanted` cages are left. Return the cage number of each cell."""
         cages = np.arange(len(self.digits))
         for one, other in rng.permutation(self.pairs):
             merged = (cages == cages[one]) | (cages == cages[other])
@@ -126,7 +126,7 @@ class KenKenTask(PuzzleTask):
         return cages
 
     def symmetries(self) -> list[View]:
-        """Return rotations and reflections of the square, which move each wall to the other side of its two cells."""
+        """Return the rotations and reflections of the square. Each wall stays between the same two cells."""
         views, half = [], self.grid_shape[0] // 2
         for one in range(8):
             cells = np.arange(self.seq_len).reshape(self.grid_shape)

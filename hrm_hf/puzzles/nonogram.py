@@ -62,7 +62,7 @@ class NonogramTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw pictures until the clues of one have only one solution."""
+        """Draw random pictures until one is the only solution of its clues."""
         easy, hard = FILLED_SHARE
         while True:
             board = np.full(self.grid_shape, NONE)
@@ -77,7 +77,7 @@ class NonogramTask(PuzzleTask):
                 return puzzle, solution
 
     def symmetries(self) -> list[View]:
-        """Return reflections, which also reverse the clues of the lines, with transposed boards if they are square."""
+        """Return reflections of the board, also transposed if it is square. Clues are reversed with their lines."""
         cells, symbols = np.arange(self.seq_len).reshape(self.grid_shape), np.arange(self.vocab_size)
         views = []
         for board in (cells, cells.T) if self.clue_rows == self.clue_columns else (cells,):
@@ -89,7 +89,7 @@ class NonogramTask(PuzzleTask):
 
 
 def _clues(line: np.ndarray, count: int) -> list[int]:
-    """Return the clue tokens of a line of filled cells, bool [n], after `NONE` for each unused place."""
+    """Return the clue tokens of a line of filled cells, bool [n], preceded by `NONE` for each unused place."""
     runs = [len(list(run)) for filled, run in itertools.groupby(line) if filled] or [0]
     return [NONE] * (count - len(runs)) + [NUMBER + run for run in runs]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 RESTARTS = 8  # of `until_valid`
 PICTURES = (".png", ".gif")
 SHIPPED = {"sudoku": "pretrained/sudoku-9x9", "maze": "pretrained/maze-15x15"}
-# `hrm-hf solve` treats an argument as a puzzle, not a model, if it looks like a puzzle file name or is mostly cells.
+# `hrm-hf solve` treats an argument with one of these suffixes as a file of puzzles, not as a model.
 PUZZLE_FILE = re.compile(r"\.(csv|json|jsonl|txt|text|sdm|sdk|ss|sud)(\.gz)?$", re.IGNORECASE)
 FRAME = re.compile(r"[\s|+\-_=*:]+")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx")

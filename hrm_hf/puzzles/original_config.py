@@ -104,7 +104,7 @@ ARCHITECTURES = {
         HrmPuzzleConfig, HrmPuzzleForSolving, "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
         ("rope", "learned"), OPTIONAL, {},
     ),
-    "trm": Architecture(  # one network updates both states; the original TRM ignores H_layers
+    "trm": Architecture(  # H_layers is 0, because one network updates both states; the original TRM ignores it
         TrmPuzzleConfig, TrmPuzzleForSolving, "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
         ("rope", "learned", "none"), OPTIONAL | TRM_FIELDS, {"H_layers": 0}, other_positions="none",
     ),

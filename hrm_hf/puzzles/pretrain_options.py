@@ -60,7 +60,7 @@ class DataSize(NamedTuple):
 
     groups: int
     mean_examples: float  # per puzzle
-    fingerprint: str | None = None  # hash of the data's path and time stamp in the original layout; None in our layout
+    fingerprint: str | None = None  # original layout: hash of the data's path and time stamp; our layout: None
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:

@@ -238,7 +238,7 @@ def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> N
 
 
 def _first_equal(rows: np.ndarray) -> np.ndarray:
-    """Return the index of the first equal row for each of `rows` [N, S], int [N]."""
+    """Return, for each of `rows` [N, S], the index of the first row that is equal to it, int [N]."""
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
     order = keys.argsort(kind="stable")
     is_first = np.ones(len(rows), dtype=bool)

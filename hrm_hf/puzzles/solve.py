@@ -112,7 +112,7 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
 
 def _compiler_flags(tell: Callable[[str], None]) -> list[str]:
     """Return the flags that disable torch.compile on a machine without a compiler."""
-    import torch  # the import takes seconds, so print the first lines before it
+    import torch  # takes seconds, so `run_demo` prints its first lines before this import
 
     from ..trainer import validate_compiler
 

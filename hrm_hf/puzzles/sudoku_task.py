@@ -52,7 +52,7 @@ class SudokuTask(PuzzleTask):
         single = super().is_single(item)
         if not self.config.solves_any_size or not isinstance(item, (list, tuple)) or len(item) > LARGEST_BOARD:
             return single
-        sizes = {_size(part) for part in item if isinstance(part, str)}  # a row of a 16x16 board may be a 4x4 board
+        sizes = {_size(part) for part in item if isinstance(part, str)}  # a row of a 16x16 board looks like a 4x4 one
         if any(isinstance(part, dict) for part in item) or sizes - {None, 4} or sizes == {4}:
             return False
         return single or _size(item) is not None

@@ -174,7 +174,7 @@ class PuzzleTask:
         return np.array([known[cell] for cell in found], dtype=np.int64)
 
     def board_fields(self, seq_len: int) -> dict[str, Any]:
-        """Return grid_shape, box_shape and vocab_size of boards with `seq_len` cells, for a model of any size."""
+        """Return grid_shape, box_shape and vocab_size of boards with `seq_len` cells, for models of any board size."""
         raise ValueError(f"seq_len={seq_len}: task={self.name!r} has only boards of {self.seq_len} cells")
 
     # showing
@@ -319,7 +319,7 @@ class PuzzleTask:
     def search(
         self, question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES
     ) -> SearchResult:
-        """Search for the first solution of `question` [S]. The model only orders the guesses.
+        """Search for the first solution of `question` [S]. `scores` only order the guesses.
 
         The search tries the tokens of a cell in descending order of `scores` [S, V], or in ascending order if None.
         Scores change only the number of nodes. Compare the number with and without scores to judge the model.

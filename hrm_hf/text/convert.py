@@ -194,7 +194,7 @@ def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[d
 def _load_state(model, tensors: dict[str, torch.Tensor], file: Path, config_name: str, **options: Any) -> None:
     try:
         model.load_state_dict(tensors, **options)
-    except RuntimeError as error:  # the error lists every tensor that is missing, unexpected or has the wrong shape
+    except RuntimeError as error:  # the error lists all tensors that are missing, unexpected or of the wrong shape
         raise ValueError(f"{file} does not fit its {config_name}: {error}") from error
 
 
@@ -250,7 +250,7 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def _validate_theta(value: Any, name: str) -> None:
-    """Raise ValueError that names the field `name` if a RoPE theta is missing or not positive."""
+    """Raise a ValueError that names the field `name` if a RoPE theta is missing or not positive."""
     if value is None:  # the check below accepts None, because fields may be optional
         raise ValueError(f"{name}=None: must be a number")
     number(1e-6, name=name)(value)

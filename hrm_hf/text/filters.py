@@ -90,7 +90,7 @@ class TextFilter:
         return rows.map(slice_texts, batched=True, fn_kwargs={"start": 0, "stop": self.max_length})
 
     def explain(self) -> str:
-        """Describe how many documents were removed and why, for an error message."""
+        """Return the number of documents removed for each reason, as text for an error message."""
         limits = {
             "bad": "unreadable lines",
             "short": f"shorter than min_text_length={self.min_length}",

@@ -111,7 +111,7 @@ class CausalLMRun(TrainingRun):
 
 
 class MhcMonitorCallback(TrainerCallback):
-    """Log the gains of a model's hyper-connections on a fixed batch whenever the trainer logs.
+    """Callback that logs the gains of hyper-connections on a fixed batch whenever the trainer logs.
 
     `mhc/amax_pre` and `mhc/amax_post` are the largest gains of the attention and feed-forward maps;
     `mhc/amax_composite` is the gain of the product of all maps. The ideal is 1; above 2, signals grow with depth.

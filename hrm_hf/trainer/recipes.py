@@ -298,7 +298,7 @@ class RecipeParser(HfArgumentParser):
         return vars(given)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None):
-        """Parse flags, rejecting those from the guides that argparse would take as abbreviations (--lr)."""
+        """Parse flags. Reject flags of the guides that argparse would mistake for abbreviations (--lr)."""
         for word in sys.argv[1:] if args is None else args:
             name = word.lstrip("-").partition("=")[0].replace("-", "_")
             if word.startswith("--") and name not in self.known and name_of_guide(name, self.known):

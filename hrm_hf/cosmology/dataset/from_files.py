@@ -34,7 +34,7 @@ from .rows import Rows, claimed_folder, finish_folder, pixel_statistics, read_he
 
 
 READS_IN_SHARD = 50
-MARGIN = 0.5  # default margin around a shear patch, in patch sides; the cutout is twice as wide as the patch
+MARGIN = 0.5  # default margin around a shear patch, in units of its side; the cutout is twice as wide as the patch
 LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # "s8" may mean S_8
 FILE_NAMES = ("file", "file_name", "filename", "path")
 INDEX_NAMES = ("", "index", "unnamed: 0")  # names that pandas and R give to the index column

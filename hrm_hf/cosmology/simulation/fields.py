@@ -286,7 +286,7 @@ def shape_noise(sigma_e: float, galaxies_per_arcmin2: float, pixel_arcmin: float
     return sigma_e / np.sqrt(2 * galaxies_per_arcmin2 * pixel_arcmin**2)
 
 
-@lru_cache(maxsize=1)  # one entry is enough, because maps of the same cosmology are drawn consecutively
+@lru_cache(maxsize=1)  # one cache entry is enough, because maps of the same cosmology are drawn consecutively
 def spectra_on_modes(
     cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...]
 ) -> np.ndarray:

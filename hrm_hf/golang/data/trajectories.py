@@ -309,7 +309,7 @@ OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
     "delete brace": lambda body, rng: body.change_one(
         rng, [token for token in body.tokens if token.text in ("{", "}")], lambda t: (t.start, t.stop, b"")
     ),
-    # simulates a model that runs out of its token budget
+    # cut off the rest, as when a model reaches its token budget
     "truncate": lambda body, rng: body.change_one(rng, body.tokens, lambda t: (t.start, len(body.code), b"")),
     "duplicate token": lambda body, rng: body.change_one(
         rng, body.tokens, lambda t: (t.stop, t.stop, b" " + t.text.encode())

@@ -52,7 +52,7 @@ def register() -> None:
     collects = gc.isenabled()
     gc.disable()  # the imports create a million objects but no garbage, so collecting would waste time
     try:
-        for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # importing registers their classes
+        for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # importing these modules registers classes
             import_module(f".{name}", __name__)
     finally:
         if "hrm_hf_start" in sys.modules:

@@ -51,7 +51,7 @@ SCHEMES = {
     "bnb nf4": lambda: {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")},
     "torchao int8 weights": lambda: {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())},
     "torchao int4 weights": lambda: {
-        "quantization_config": TorchAoConfig(IntxWeightOnlyConfig(torch.int4, PerAxis(0)))  # a scale per weight row
+        "quantization_config": TorchAoConfig(IntxWeightOnlyConfig(torch.int4, PerAxis(0)))  # one scale per row
     },
     "torchao int8 both": lambda: {"quantization_config": TorchAoConfig(Int8DynamicActivationInt8WeightConfig())},
 }
@@ -83,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
     parser.add_argument("--puzzles", type=int, default=256)
-    parser.add_argument("--text_bytes", type=int, default=30_000, help="evaluate on the last N bytes of the file")
+    parser.add_argument("--text_bytes", type=int, default=30_000, help="evaluate on the last N bytes of the text file")
     parser.add_argument("--records", type=int, default=300, help="number of records to evaluate the Go coder on")
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)

@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=SETS, metavar="SIZE:CLUES")
     parser.add_argument("--boards", type=int, default=100, help="boards per set")
     parser.add_argument("--steps", type=int, nargs="+", default=[8, 16, 32])
-    parser.add_argument("--search", type=int, default=0, help="boards per set to solve by search")
+    parser.add_argument("--search", type=int, default=0, help="number of boards per set to solve by search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()

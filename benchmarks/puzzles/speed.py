@@ -35,7 +35,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="the tiny configuration, few turns")
     parser.add_argument("--config", choices=[*CONFIGS, "all"], default="all")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="device, cpu or cuda")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="dtype of activations")
     parser.add_argument("--batch-size", type=int, help="boards per batch (default 4 for tiny, 8 for 27m)")
     args = parser.parse_args()

@@ -236,11 +236,11 @@ def score(model: HrmLmForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> t
 
 def main() -> None:
     parser = make_parser(__doc__, quick="three steps of one arm")
-    parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated ARMS; A+B combines two")
+    parser.add_argument("--arms", default=",".join(ARMS), help="arms to train, comma-separated; A+B combines two arms")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=STEPS_OF_TRAINING, help="training steps")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda trains all runs at once")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device; cuda trains runs together")
     parser.add_argument("--name", default=NAME, help="name of the report")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -275,7 +275,7 @@ def trainings(args, arms: dict, steps: int, source, data, documents, report: dic
 def main() -> None:
     parser = make_parser(__doc__, quick="a few windows and steps")
     parser.add_argument("--model", required=True, help="folder or Hub name of a decoder")
-    parser.add_argument("--gguf_file", help="GGUF file in that folder")
+    parser.add_argument("--gguf_file", help="GGUF file in the decoder's folder")
     parser.add_argument(
         "--text", type=Path, nargs=2, required=True, help="training file and validation file: text or .npy"
     )

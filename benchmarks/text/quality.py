@@ -107,7 +107,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny models, a few seconds each")
     parser.add_argument("--preset", choices=list(SIZES), default="1m")
-    parser.add_argument("--models", default=MODELS, help=f"any of {', '.join(PEERS)}; or variants NAME+FIELD=VALUE")
+    parser.add_argument("--models", default=MODELS, help=f"comma-separated: {', '.join(PEERS)}, or NAME+FIELD=VALUE")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--train_flops", type=float, help="training FLOPs per run")
     parser.add_argument(
@@ -133,7 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: part of the budget without halting")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of the budget before halting")
     parser.add_argument(
         "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the budget over which bp_steps grows from 2"
     )

@@ -93,7 +93,7 @@ def train_step(model, args, compiled: bool = False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # what --torch_compile compiles in training
+        compile_segment(model)  # as training with --torch_compile does
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)
@@ -118,7 +118,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
     """
     if args.device != "cpu":
         return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
-    context = multiprocessing.get_context("forkserver")  # its server imports torch once, then forks
+    context = multiprocessing.get_context("forkserver")  # the fork server imports torch once, then forks
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():

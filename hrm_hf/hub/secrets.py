@@ -88,7 +88,7 @@ MORE_PATTERNS = {
         r"[;?& ](?:password|pwd)=(?![$%<{])[^\s;&\"'<>{}]{3,}",
     ),
 }  # fmt: skip
-WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # a text must contain one of these
+WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # one must appear in the same text
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:

@@ -20,7 +20,7 @@ from .modeling_utils import Float32Buffers, Float32Linear
 
 
 SCALES = (1, 2, 4, 8)  # statistics use maps averaged over squares with these side lengths in pixels
-THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # pixel values in training stds
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in units of the training std
 VARIANCE_FLOOR = 1e-3  # added to the variance of each principal component to avoid amplifying noise
 
 

@@ -255,7 +255,7 @@ def halting_value_losses(
         value = torch.sigmoid(q)
         best = value.amax(-1)
         if M == config.halt_max_steps:  # a token must halt after the last segment
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # value of halting there
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # the value of halting
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {

@@ -218,7 +218,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             instead of `segment`. Compiling the complete forward would recompile for each number of segments.
     """
 
-    _keep_in_fp32_modules = ["q_head"]  # transformers does not quantize these modules either
+    _keep_in_fp32_modules = ["q_head"]  # also prevents quantization
     compiled_segment: Callable | None = None
 
     def __init__(self, config: HrmLmConfig):
@@ -274,7 +274,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values = x, None
-        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching has a paged cache
+        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching passes `cache`
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):

@@ -263,7 +263,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
     # HRM learns a continue value, bootstrapped from a second forward pass; TRM only uses the sign of q_halt.
     has_continue_value: bool
     learns_to_halt = True  # if False, rows halt at random in training, and q_halt has no loss
-    _keep_in_fp32_modules = ["q_head"]  # and never quantized, because halting depends on small differences
+    _keep_in_fp32_modules = ["q_head"]  # never quantized, because halting depends on small differences
     _custom_pipelines = {
         "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
     }

@@ -45,7 +45,7 @@ from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention
 
 
 STREAM_DECAY = 0.6  # ratio between the initial factors of consecutive streams
-COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields of both output classes
+COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields of both outputs below
 
 
 @dataclass
@@ -302,7 +302,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):
-                assign_initial_values(module)  # again, because casting to Llama's dtype rounded the biases
+                assign_initial_values(module)  # restores the biases that casting to Llama's dtype rounded
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
         missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
         if missing or unexpected:

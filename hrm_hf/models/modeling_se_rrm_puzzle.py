@@ -236,14 +236,14 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
                 "and no learned positions"
             )
         fields = self.config.to_dict() | {"grid_shape": list(grid_shape), "vocab_size": vocab_size}
-        fields |= {"sure_confidence": None}  # was calibrated for this model's board size
+        fields |= {"sure_confidence": None}  # the value in the config was calibrated for another board size
         fields |= {"seq_len": math.prod(grid_shape), "box_shape": None if box_shape is None else list(box_shape)}
         model = type(self)(type(self.config).from_dict(fields)).to(self.device)
         model.load_state_dict(self.state_dict(), assign=True)
         return model.train(self.training)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # else rounding depends on which weights are frozen
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # makes rounding independent of which weights are frozen
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols

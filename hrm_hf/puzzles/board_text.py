@@ -16,7 +16,7 @@ _COLUMN, _EDGES = re.compile(r"[,;\t|│┃║]"), re.compile(r"^\s*[|│┃║]
 _BLANKS = "_?xX·□*-"  # symbols for a blank in texts that use neither `.` nor 0
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
-_NOTHING = re.compile(r"\b(null|None|nan)\b")  # blanks in JSON and Python
+_NOTHING = re.compile(r"\b(null|None|nan)\b")  # words for a blank in JSON and Python
 _LARGE_FRAME = re.compile(r"[\s|¦‖,;:\"'(){}\[\]│┃║]+")
 _LARGE_CELLS = frozenset("0123456789.ABCDEFGHIJKLMNOPQRSTUVWXY")
 _NO_BLANKS = str.maketrans("_?*-·□", "......")  # the other signs in `_BLANKS` are symbols of large boards
@@ -76,7 +76,7 @@ def _large_boards(text: str, size: int | None) -> Iterator[str | dict[str, str]]
             rows.append(row)
             if len(rows) == len(row) and all(len(each) == len(row) for each in rows):
                 cells = _as_numbers([cell for each in rows for cell in each])
-                if size or max(map(int, set(cells) - {"."}), default=0) > 4:  # else 16 boards of size 4, a line each
+                if size or max(map(int, set(cells) - {"."}), default=0) > 4:  # else each line is a 4x4 board
                     yield " ".join(cells)
                 rows.clear()
 
@@ -101,7 +101,7 @@ def _as_numbers(cells: list[str]) -> list[str]:
     """
     if "0" in cells and "." in cells:
         raise ValueError("the board has both 0 and '.'; use one of them for blanks, and 1 to 9, A to G for symbols")
-    start = 64 if not any(cell.isdecimal() and int(cell) for cell in cells) else 55  # makes A 1, or 10 if digits occur
+    start = 64 if not any(cell.isdecimal() and int(cell) for cell in cells) else 55  # A is 1, or 10 if digits occur
     return ["." if cell in (".", "0") else cell if cell.isdecimal() else str(ord(cell) - start) for cell in cells]
 
 

@@ -18,7 +18,7 @@ from .backtracking import find
 from .tasks import Grids, PuzzleTask, View
 
 
-LARGEST, MOST_CELLS = 5, 3  # largest digit, and most cells of a cage
+LARGEST, MOST_CELLS = 5, 3  # largest digit, and maximum number of cells in a cage
 CAGE_SHARE = (0.75, 0.45)  # number of cages per cell of the square at levels 0 and 1
 
 
@@ -35,7 +35,7 @@ def clues_of(digits: Sequence[int]) -> list[str]:
 
 CAGES = [cage for size in range(1, MOST_CELLS + 1) for cage in itertools.product(range(1, LARGEST + 1), repeat=size)]
 CLUES = sorted({clue for cage in CAGES for clue in clues_of(cage)}, key=lambda clue: (clue[-1], int(clue[:-1])))
-OPEN = 1  # and digit d has the token OPEN + d
+OPEN = 1  # the token of digit d is OPEN + d
 NOTHING, WALL = OPEN + LARGEST + 1, OPEN + LARGEST + 2
 
 
@@ -63,7 +63,7 @@ class KenKenTask(PuzzleTask):
         self.walls = np.concatenate([self.right.ravel(), self.below.ravel()])
         square = order.reshape(rows // 2, rows // 2)
         beside = [(square[:, :-1], square[:, 1:]), (square[:-1], square[1:])]
-        self.pairs = np.concatenate([np.stack(pair, axis=2).reshape(-1, 2) for pair in beside])  # cells at each wall
+        self.pairs = np.concatenate([np.stack(pair, axis=2).reshape(-1, 2) for pair in beside])  # two cells per wall
 
     def label(self, token: int) -> str:
         return "" if token in (OPEN, NOTHING, WALL) or token >= len(self.symbols) else self.symbols[token]
@@ -85,7 +85,7 @@ class KenKenTask(PuzzleTask):
             cells = self.digits[cages == cages[place]]
             options = _options(int(board[self.clues[place]]), len(cells), n)
             differs = (board[cells] > OPEN) & (options != board[cells])
-            agrees, cell = np.nonzero(differs.sum(axis=1, keepdims=True) == differs)  # with all other cells
+            agrees, cell = np.nonzero(differs.sum(axis=1, keepdims=True) == differs)  # options fitting all other cells
             possible = np.zeros((len(cells), self.vocab_size), dtype=bool)
             possible[cell, options[agrees, cell]] = True
             result[cells] &= possible

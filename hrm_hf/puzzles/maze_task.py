@@ -10,7 +10,7 @@ from .tasks import PuzzleTask
 
 
 COLORS = ("#9aa5b1", "#2f3b47", "#ffffff", "#2a9d4a", "#c8372d", "#5aa9e6")  # PAD # space S G o
-WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # meanings of COLORS[1:]
+WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # what the colors in COLORS[1:] mean
 
 
 class MazeTask(PuzzleTask):

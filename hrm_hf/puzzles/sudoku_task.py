@@ -17,7 +17,7 @@ from .tasks import MAX_NODES, Grids, PuzzleTask
 
 PUBLISHED = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"  # Wikipedia's example
 LARGEST_BOARD = 625  # cells
-EXAMPLE_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}  # clues in the app's examples, by size and level
+EXAMPLE_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}  # clues in example boards, by size and level
 CLUE_SHARES = (0.7, 0.6, 0.5)  # fraction of clues in the examples of larger boards, by level
 
 

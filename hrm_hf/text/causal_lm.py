@@ -139,7 +139,7 @@ def load_causal_lm(
             f"block_size={block_size}: {arguments.model_name_or_path} has {positions} positions ({POSITIONS}); lower "
             "--block_size"
         )
-    with only_errors_logged():  # Trainer would align them later and print a warning
+    with only_errors_logged():  # Trainer would align the special tokens later and print a warning
         align_special_tokens(model, tokenizer)
     return model
 

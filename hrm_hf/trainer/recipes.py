@@ -270,7 +270,7 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
         parser.validate_known(unknown)
         if path:
             keep_overrides(parsed, values)
-    except (ValueError, OSError) as error:  # an argument class rejected its values
+    except (ValueError, OSError) as error:  # an argument class rejected a value
         parser.error(str(error))
     return tuple(parsed)
 

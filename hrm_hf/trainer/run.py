@@ -151,7 +151,7 @@ def run_training(run: TrainingRun) -> None:
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     resolve_base_model(model_args, tuning_args)
-    for tracker in TRACKERS.intersection(args.report_to):  # Trainer checks the package only after loading the data
+    for tracker in TRACKERS.intersection(args.report_to):  # Trainer checks trackers only after loading the data
         validate_extra(tracker, f"report_to={tracker} requires {tracker}", tracker, instead="--report_to none")
     run.validate_options()
     if model_args.model_name_or_path:
@@ -162,7 +162,7 @@ def run_training(run: TrainingRun) -> None:
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # counted before the trainer shards the model
     model = with_adapters(model, tuning_args)
-    run.options = tuple(map(copy.copy, run.options))  # for recipe.yaml, as the trainer may change the originals
+    run.options = tuple(map(copy.copy, run.options))  # copies for recipe.yaml, as the trainer may change the originals
     if args.should_save:
         print(run.describe(), describe_options(args), sep="\n", flush=True)
 
@@ -218,7 +218,7 @@ def in_first_process(call: Callable[[], Found], is_first: bool) -> Found:
     if is_first:
         try:
             found = [call(), None]
-        except Exception as error:  # raised below, in all processes
+        except Exception as error:  # the error is raised below, in all processes
             found = [None, error]
     value, error = broadcast_object_list(found)
     if error is not None:

@@ -187,7 +187,7 @@ class CompleteCheckpoints:
         self.validate_finite_weights()
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        if self.args.should_save and folder.exists():  # files of two runs must not mix
+        if self.args.should_save and folder.exists():  # do not mix the files of different runs
             (folder / MANIFEST).unlink(missing_ok=True)  # delete first, so a partial folder never counts as complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
@@ -364,7 +364,7 @@ class CompleteCheckpoints:
             return
         path = Path(self.args.output_dir, CARD_FILE)
         if type(self.model.config) not in ARCHITECTURES or not Path(self.args.output_dir, "config.json").exists():
-            super().create_model_card(license=license, tags=tags, **kwargs)  # not our architecture, or an adapter
+            super().create_model_card(license=license, tags=tags, **kwargs)  # adapters, and other libraries' models
             return
         card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(self.args.output_dir))
         card.data.license = license or card.data.license

@@ -289,7 +289,7 @@ def write_files_dataset(
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
     }  # fmt: skip
     with claimed_folder(out, build_options):
-        ready = {start: first}  # these rows were read above, to determine the settings
+        ready = {start: first}  # the first rows, which were read above to determine the settings
         files: dict[str, list[Path]] = {}
         with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
             for split, members in splits.items():

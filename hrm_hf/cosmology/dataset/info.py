@@ -23,7 +23,7 @@ INFO_FILE = "cosmology.json"
 SPLITS = ("train", "test")
 TEST_ID = 10**9  # cosmology_id of the first simulated test cosmology, so ids are unique across splits
 PARAMETERS = ("omega_m", "sigma_8")
-TYPES = {"source": "string", "longitude": "float64", "latitude": "float64"}  # types of columns other than float32
+TYPES = {"source": "string", "longitude": "float64", "latitude": "float64"}  # types of columns that are not float32
 TYPES |= dict.fromkeys(("axis", "slab", "seed", "cosmology_id"), "int64")
 FILE_COLUMNS = {
     "healpix": ("source", "longitude", "latitude"),

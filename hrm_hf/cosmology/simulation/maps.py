@@ -37,7 +37,7 @@ DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 
 MARGIN = 1.5  # side of the periodic sky, in units of the patch side; periodic copies are half a patch side apart
 EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units of the patch side
 
-# Constants of the legacy kinds:
+# Constants of the legacy kinds of maps.
 H = 0.7
 SPECTRAL_INDEX = 0.965
 DES_ARCMIN2 = 8  # galaxies per arcmin^2, and per pixel, because a pixel covers 1 arcmin^2

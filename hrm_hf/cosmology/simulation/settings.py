@@ -107,7 +107,7 @@ class MapSettings(SurveySettings):
             raise ValueError(f"observable='shear': {found}; use {kinds}")
         if self.mask_fraction and not self.has_mask:
             raise ValueError(
-                f"mask_fraction={self.mask_fraction}: kind={self.kind!r} has no mask; use 'des', or observable='shear'"
+                f"mask_fraction={self.mask_fraction}: kind={self.kind!r} has no mask; use 'des' or observable='shear'"
             )
 
     @property

@@ -262,7 +262,7 @@ def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
     )
     (work / "collect").write_text(_COLLECT)
     (work / "collect").chmod(0o755)
-    harness = f"h{secrets.token_hex(16)}"  # random, so no program can import it
+    harness = f"h{secrets.token_hex(16)}"  # a random name, so that no program can import the harness
     shutil.copytree(HARNESS, work / harness)
     for index, (code, tests) in files.items():
         package = work / f"p{index:05d}"

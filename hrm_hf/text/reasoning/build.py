@@ -148,7 +148,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
 
     task, every = info.make_task(), list(info.difficulties(split))
     mixed = split in ("train", "validation")
-    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (key in the seed, difficulties)
+    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (key for the seed, difficulties to draw)
     count = info.rows[split if mixed else "test"]
     numbers = [(*part, number) for part in parts for number in range(-(-count // BLOCK))]
     blocks = []
@@ -157,7 +157,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
         rng = np.random.default_rng([info.seed, SPLITS.index(split), only, number])
         block = draw_rows(task, np.array(choice)[rng.integers(0, len(choice), BLOCK)], rng, taken)
         kept = count - number * BLOCK
-        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # all values fit int16
+        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # values fit in int16
     return stack_rows(blocks) if blocks else None
 
 

@@ -83,7 +83,7 @@ class MontySession:
             try:
                 self._dump = self._session.dump()
                 return error and self._text(error)
-            except monty.MontyError as failure:  # dumping may exceed the worker's memory limit
+            except monty.MontyError as failure:  # dumping the session may exceed the worker's memory limit
                 error = failure
         self._restart(self._seconds)  # the variables are now unreliable and may fill the memory
         return f"{self._text(error)}\n(the variables are reset to those before this block)"

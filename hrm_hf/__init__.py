@@ -50,7 +50,7 @@ def __dir__() -> list[str]:
 def register() -> None:
     """Register every architecture and pipeline with the Auto classes and `transformers.pipeline`."""
     collects = gc.isenabled()
-    gc.disable()  # the imports create a million objects but no garbage, so collecting would waste time
+    gc.disable()  # the imports create a million objects but no garbage, so collecting garbage would waste time
     try:
         for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # importing these modules registers classes
             import_module(f".{name}", __name__)

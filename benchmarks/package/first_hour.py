@@ -265,7 +265,7 @@ def core_of(venv: Path) -> dict[str, Any]:
 
 
 def report_of(page: str, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Write the results and the transcript of a page; keep those of other pages."""
+    """Write the results and the transcript of one page, keeping those of other pages."""
     suffix = "_quick" if args.quick else ""
     figures, transcript = args.out / f"first_hour{suffix}.json", args.out / f"first_hour{suffix}.md"
     pages = json.loads(figures.read_text()).get("pages", {}) if figures.exists() else {}

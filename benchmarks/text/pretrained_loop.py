@@ -105,7 +105,7 @@ def damp_every_pass(model, factor: float) -> None:
 
 
 def untrained(args, source, documents: torch.Tensor, report: dict, save) -> None:
-    """Measure how loops without training change the loss, for each window and each variant in STEPS."""
+    """Measure how untrained loops change the loss, for each window of layers and each variant in STEPS."""
     total = source.config.num_hidden_layers
     base = losses(source, documents)
     table = report["table"] = {"base": base.mean().item(), "tokens": documents.numel(), "rows": []}

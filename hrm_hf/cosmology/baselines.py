@@ -24,7 +24,7 @@ METHODS = get_args(Baseline)
 GP_MAPS = 2000  # maximum number of training maps: the cost is cubic in it, and more maps change errors by less than 2%
 GP_TUNING_MAPS = 500  # number of training maps used to tune the length scales of a Gaussian process
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
-SPECTRUM_BINS = 13  # bins of a power spectrum for 64 pixels per side; other sizes use as many per octave
+SPECTRUM_BINS = 13  # bins of a power spectrum for 64 pixels per side; other sizes have the same number per octave
 SCALES = (1, 2, 4, 8)  # sides, in pixels, of the blocks to average
 # Bin edges in units of the data set's standard deviation at each scale; each tail has its own bin.
 HISTOGRAM_EDGES = np.array([-1.5, -1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5])

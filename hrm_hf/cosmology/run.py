@@ -162,7 +162,7 @@ def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator
 
 
 def _plain_batches(rows: MapRows, collator: MapCollator, batch_size: int, most: int | None = None) -> Iterator[Batch]:
-    """Yield batches of the first `most` rows (or all), in order and without augmentation."""
+    """Yield batches of the first `most` rows, or of all rows, in order and without augmentation."""
     numbers = list(range(len(rows)))[:most]
     for start in range(0, len(numbers), batch_size):
         yield collator.at_step(rows.__getitems__(numbers[start : start + batch_size]), EVALUATION)

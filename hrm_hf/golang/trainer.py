@@ -96,7 +96,7 @@ class GoValidationCallback(TrainerCallback):
 
     def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
         args = self.trainer.args
-        # All in one batch: without a loss to compute, even many rows need little memory.
+        # Use a single batch: without a loss to compute, even many rows need little memory.
         return write_code(model, self.builder, records, args.validation_max_new_tokens, args.validation_prompts)
 
     def _replay(self, model: PreTrainedModel, args, step: int) -> None:

@@ -171,7 +171,7 @@ def shorten(value: Any) -> str:
     """Return the repr of a value, shortened to at most 100 characters for error messages."""
     try:
         text = repr(value[:200] if isinstance(value, str) else value)
-    except (ValueError, RecursionError):  # an integer with thousands of digits, or deeply nested lists
+    except (ValueError, RecursionError):  # raised for integers with thousands of digits and for deeply nested lists
         return f"a {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
 

@@ -97,7 +97,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        keys: torch.Tensor,  # not a tuple with `values`, whose gradients reentrant checkpointing would drop
+        keys: torch.Tensor,  # separate from `values`, because reentrant checkpointing drops gradients of tuples
         values: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,

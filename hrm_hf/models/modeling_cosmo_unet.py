@@ -34,7 +34,7 @@ from .shear_operator import adjoint_shear
 
 
 class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Base class that adds saving, and He initialization of convolutions."""
+    """Base class that supports saving and applies He initialization to convolutions."""
 
     config: CosmoUnetConfig
     base_model_prefix = "model"

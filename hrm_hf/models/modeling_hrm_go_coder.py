@@ -374,7 +374,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
         """Pop the loss arguments from `kwargs`. Return shifted labels and keyword arguments for `_losses`."""
-        # Not named in forward, because Trainer would then compute losses only for batches that contain all of them.
+        # If forward named these arguments, Trainer would compute losses only for batches that contain all of them.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}
         validate_call(self, kwargs)

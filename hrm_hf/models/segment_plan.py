@@ -71,7 +71,7 @@ class SegmentPlan:
 
     @property
     def gradient_passes(self) -> tuple[bool, ...]:
-        """For each stack pass of a segment, in order, whether it has gradients. The last `bp_steps` passes do.
+        """Return whether each stack pass of a segment, in order, has gradients. The last `bp_steps` passes do.
 
         With two stacks, passes of the high-level stack have priority. The result consists of booleans, because
         torch.compile would make a changing integer symbolic, and symbolic integers cannot switch gradients.

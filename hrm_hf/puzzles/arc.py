@@ -142,7 +142,7 @@ def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task",
         raise ValueError(f"{where}: missing pairs; add {'train and test pairs' if evaluated else 'at least one'}")
     trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
     if hidden := sum(pair.output is None for pair in trained):
-        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add outputs, or evaluate on it")
+        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add outputs, or evaluate on the task")
     return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
 
 

@@ -185,7 +185,7 @@ def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     for name in ("repeated", "symbols", "units"):  # omitted if empty, as in files of earlier versions
         if not fields[name]:
             del fields[name]
-    del fields["identifiers"]  # saved in a separate file, as in the original layout
+    del fields["identifiers"]  # these names are saved in identifiers.json, as in the original layout
     return fields
 
 

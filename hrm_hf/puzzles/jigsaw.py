@@ -14,7 +14,7 @@ from .tasks import Grids, PuzzleTask
 
 BLANK, FIRST = 1, 2  # FIRST is the token of digit 1
 MAX_NODES = 100  # limit of each search for a solved grid; a new search is faster than a long one
-HARDEST = 0.6  # level of `dig` for the hardest puzzles, about 22 clues; proofs for fewer take seconds
+HARDEST = 0.6  # level of `dig` for the hardest puzzles, about 22 clues; with fewer, proving uniqueness takes seconds
 
 
 class JigsawTask(PuzzleTask):
@@ -50,7 +50,7 @@ class JigsawTask(PuzzleTask):
         rows, columns = self.grid_shape
         if rows != columns or len(letters) != self.seq_len or {*map(len, self._regions)} != {columns}:
             sizes = [len(region) for region in self._regions]
-            raise ValueError(f"grid_shape={self.grid_shape}: does not fit the regions of {self.name!r}, {sizes} cells")
+            raise ValueError(f"grid_shape={self.grid_shape}: does not fit {self.name!r} with regions of {sizes} cells")
 
     def units(self) -> dict[str, list[list[int]]]:
         cells, regions = np.arange(self.seq_len).reshape(self.grid_shape), self._regions
@@ -58,7 +58,7 @@ class JigsawTask(PuzzleTask):
 
     @cached_property
     def _units_of_cell(self) -> np.ndarray:
-        """Return the row, column and region of each cell, int64 [S, 3], as numbers of `_members`' rows."""
+        """Return the row, column and region of each cell, int64 [S, 3], as row indices of `_members`."""
         return self._members.T.nonzero()[1].reshape(self.seq_len, 3)
 
     def allowed(self, board: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ CAGE_SHARE = (0.75, 0.45)  # number of cages per cell of the square at levels 0 
 
 
 def clues_of(digits: Sequence[int]) -> list[str]:
-    """Return the clues that the digits of a cage fit: `=` for one cell, `+`, `x`, and for two cells `-` and `/`."""
+    """Return the clues that fit a cage's digits: `=` for one cell, else `+` and `x`, for two cells also `-`, `/`."""
     if len(digits) == 1:
         return [f"{digits[0]}="]
     low, high = min(digits), max(digits)
@@ -56,7 +56,7 @@ class KenKenTask(PuzzleTask):
         super().__init__(config, identifiers)
         rows, columns = self.grid_shape
         if rows != columns or rows % 2 or rows > 2 * LARGEST:
-            raise ValueError(f"grid_shape={rows, columns}: must be square and even, and at most 10 x 10")
+            raise ValueError(f"grid_shape={rows, columns}: must be square with an even side, at most 10 x 10")
         cells, order = np.arange(self.seq_len).reshape(self.grid_shape), np.arange(self.seq_len // 4)
         self.digits, self.clues = cells[::2, ::2].ravel(), cells[1::2, 1::2].ravel()
         self.right, self.below = cells[::2, 1:-1:2], cells[1:-1:2, ::2]  # walls between cells

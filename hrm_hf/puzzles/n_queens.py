@@ -1,4 +1,4 @@
-"""Task "n_queens": place n queens on an n x n board, some of which are given, so that none attacks another."""
+"""Task "n_queens": place n queens, some of them given, on an n x n board, so that none attacks another."""
 
 from functools import cache
 

@@ -15,7 +15,7 @@ from .tasks import Grids, PuzzleTask, View
 
 
 OPEN, EMPTY, FILLED, NONE, NUMBER = range(1, 6)  # NONE: a clue cell without a number; NUMBER + n: the clue n
-LONGEST = 9  # most rows and columns of a picture, because a clue is one digit
+LONGEST = 9  # maximum number of rows or columns of a picture, because each clue must be a single digit
 FILLED_SHARE = (0.7, 0.5)  # share of filled cells in generated pictures at levels 0 and 1
 
 
@@ -37,7 +37,7 @@ class NonogramTask(PuzzleTask):
         rows, columns = self.grid_shape
         self.clue_rows, self.clue_columns = rows - 2 * rows // 3, columns - 2 * columns // 3
         if max(rows - self.clue_rows, columns - self.clue_columns) > LONGEST:
-            raise ValueError(f"grid_shape={rows, columns}: must be at most 14 x 14 with clues (pictures of 9 x 9)")
+            raise ValueError(f"grid_shape={rows, columns}: must be at most 14 x 14, a 9 x 9 picture and its clues")
 
     def label(self, token: int) -> str:
         return self.symbols[token] if NUMBER <= token < len(self.symbols) else ""

@@ -1,4 +1,4 @@
-"""Convert original HRM, TRM, EqR and SE-RRM configurations to ours, and HRM and TRM back.
+"""Convert original HRM, TRM, EqR and SE-RRM configurations to ours, and ours back for HRM and TRM.
 
 Accepted inputs: the all_config.yaml that a run saves, with the architecture under `arch`; only that section, as in
 config/arch/*.yaml of the original repositories; either of them nested under another key, or under `arch.value` (W&B).

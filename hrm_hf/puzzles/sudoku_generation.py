@@ -231,7 +231,7 @@ class _Pairs(NamedTuple):
 
     codes: np.ndarray  # code of each row pair, int64 [pairs], ascending: `permutation @ powers`
     kinds: np.ndarray  # [pairs]; symmetric row pairs share a kind, and kinds are numbered by their smallest second row
-    starts: np.ndarray  # [pairs], index into `orders` of each row pair's first column order
+    starts: np.ndarray  # index in `orders` where the column orders of each row pair start [pairs]
     counts: np.ndarray  # number of column orders of each row pair [pairs]
     orders: np.ndarray  # column orders of all row pairs [entries, size]
     powers: np.ndarray  # [size]

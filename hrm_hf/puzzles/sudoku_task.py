@@ -42,7 +42,7 @@ class SudokuTask(PuzzleTask):
         self.grid_shape, self.box_shape = (side, side), self.board.box_shape
         if self.board.cells != config.seq_len or config.vocab_size < self.board.vocab_size:
             raise ValueError(
-                f"seq_len={config.seq_len}, vocab_size={config.vocab_size}: task='sudoku' of {side} x {side} needs "
+                f"seq_len={config.seq_len}, vocab_size={config.vocab_size}: a {side} x {side} Sudoku needs "
                 f"seq_len={self.board.cells}, vocab_size={self.board.vocab_size}"
             )
         if config.box_shape and tuple(config.box_shape) != self.board.box_shape:

@@ -460,7 +460,7 @@ REGISTERED: dict[str, type[PuzzleTask]] = {PuzzleTask.name: PuzzleTask}  # tasks
 
 
 def _register(task: type[PuzzleTask]) -> None:
-    """Register a named task. A task may replace one of the same name, as in a notebook, but not a shipped one."""
+    """Register a task under its name, replacing an earlier one. Raise ValueError for the name of a shipped task."""
     shipped = SHIPPED_TASKS.get(task.name)
     if task.name == PuzzleTask.name or (shipped and task.__module__ != f"{__package__}.{shipped}"):
         raise ValueError(f"name={task.name!r}: hrm_hf has a task with this name; use another name for {task.__name__}")

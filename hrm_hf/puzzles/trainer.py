@@ -139,7 +139,7 @@ class PuzzleTrainer(HrmTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Run one ACT step and its backward pass, and check that loss and gradients are finite."""
-        if self._resume_from is not None:  # load it this late, because earlier code may draw random numbers
+        if self._resume_from is not None:  # restore the random state only now: earlier code may draw numbers
             self._load_rng_state(self._resume_from)
             self._resume_from = None
         elif self.carry is None:  # each process explores with different random numbers

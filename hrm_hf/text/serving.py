@@ -145,7 +145,7 @@ class Connection(H11Protocol):
         self.loop.call_later(HEAD_SECONDS, self._close_idle, self.cycle)
 
     def _close_idle(self, before) -> None:
-        """Close the connection if no headers have arrived since `before`, the latest request, was answered."""
+        """Close the connection if no headers have arrived since the latest request (`before`) was answered."""
         if self.cycle is before and (before is None or before.response_complete) and not self.transport.is_closing():
             self.transport.close()
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WRITTEN_AT_ONCE = 100  # number of rows in memory while converting a file
 REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # written by `reasoning/build.py`
-READER_VERSION = 2  # part of the cache key; increase it when the code reads a file as different rows
+READER_VERSION = 2  # part of the cache key; increase it when the code reads files differently
 
 
 def open_source(

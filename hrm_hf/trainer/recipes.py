@@ -383,7 +383,7 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
                 continue
             value = options[option.name]
             value = value.value if isinstance(value, Enum) else value
-            # Omit {}, and omit None where it is the default.
+            # Omit empty mappings, and omit None where it is the default.
             if option.default is not None if value is None else value != {}:
                 values[option.name] = value
     Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ MULTIPLE = 8  # batches are padded to a multiple of this length, which suits ten
 PLAIN_PREFIX = "plain_"  # prefix of the columns that hold a row's stream without attempts
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("targets", "attempts", "left_out")
-BUILDER_VERSION = 4  # part of the cache key; increase it when the code converts records to different rows
+BUILDER_VERSION = 4  # part of the cache key; increase it when the code converts records differently
 DROPPED = {
     "bad": "unreadable lines",
     "plan": "with a plan that is too long",

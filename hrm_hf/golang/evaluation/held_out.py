@@ -291,7 +291,7 @@ def _attempts(writer: Writer, records, validator, iterations: int, what: str, te
 
 
 def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only) -> dict[str, list[list[bool]]]:
-    """Return flags [records][attempts] under "valid" and "exact": whether each attempt is valid, and exact."""
+    """Return flags [records][attempts]: whether each attempt is "valid", and whether it is an "exact" match."""
     owners = [index for index, row in enumerate(attempts) for _ in row]
     samples = [code for row in attempts for code in row]
     flags = {

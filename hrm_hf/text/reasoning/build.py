@@ -76,7 +76,7 @@ def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
     """
     info, out = describe_task(options), Path(options.out)
     if (out / INFO_FILE).exists() and load_reasoning_info(out) != info:
-        raise UsageError(f"out={out}: contains a data set with other options; choose another folder", "--out")
+        raise UsageError(f"out={out}: contains a data set built with other options; choose another folder", "--out")
     splits = as_usage_errors(draw_splits, info)
     from datasets import Dataset
 

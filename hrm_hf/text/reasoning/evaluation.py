@@ -194,7 +194,7 @@ def plot_reasoning(metrics: dict[str, Any], info: ReasoningInfo, path: str | Pat
     for panel, (name, measure) in zip(axes[0], panels):
         key = "difficulty" if name == "by_difficulty" else "steps"
         for place, passes in enumerate(settings):
-            # Both splits may have answers with the same number of steps; the reverse order keeps the first split's.
+            # If both splits have a value for a number of steps, the reverse order keeps the first split's value.
             rows = [row for row in reversed(metrics[name]) if row["passes"] == passes and measure in row]
             line = sorted({row[key]: row[measure] for row in rows}.items())
             color = INK if passes == OWN else colormaps["viridis"](0.9 * (1 - place / len(settings)))

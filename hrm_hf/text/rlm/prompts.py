@@ -114,14 +114,14 @@ def answer_text(value: Any) -> str:
 
 
 def text_of(value: Any, quoted: bool = False) -> str:
-    """Return `str(value)`, or `repr(value)` if `quoted`. Raise ValueError if this fails or is too long.
+    """Return `str(value)`, or `repr(value)` if `quoted`. Raise ValueError if this fails or the text is too long.
 
     The size is checked first: nested lists with shared elements can be small in memory but print as 10^12 items.
     """
     size = _size(value, MAX_CHARS, of_text=True)
     try:
         text = "" if size > MAX_CHARS else repr(value) if quoted else str(value)
-    except (ValueError, RecursionError) as error:  # an integer of more than 4300 digits, or deeply nested lists
+    except (ValueError, RecursionError) as error:  # raised for integers of over 4300 digits and deeply nested lists
         raise ValueError(f"a {type(value).__name__} cannot be converted to text: {error}") from error
     if max(size, len(text)) > MAX_CHARS:
         raise ValueError(f"the text has more than {MAX_CHARS} characters")

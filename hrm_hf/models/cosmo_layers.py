@@ -179,7 +179,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # on the CPU even if the model is created on "meta"
+    real = {"dtype": torch.float64, "device": "cpu"}  # computed on the CPU even if the model is created on "meta"
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
     weight = torch.full((size, size // 2 + 1), 2.0, **real)  # 2, because each mode also represents its conjugate

@@ -193,7 +193,7 @@ def segment_losses(
     M = len(states)
     nll, correct = [final_nll.detach()] * M, [final_correct] * M
     supervised = [_at(halted_in == m + 1, final).sum() for m in range(M)]
-    for m in range(M - 1):  # only tokens that continued; the others' final states are handled above
+    for m in range(M - 1):  # only tokens that continue after this segment; final states are handled above
         going_on = (halted_in > m + 1).nonzero().squeeze(-1)
         if not len(going_on):
             continue

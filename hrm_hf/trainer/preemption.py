@@ -137,7 +137,7 @@ def exit_if_preempted(trainer: Any) -> None:
 
     def leave(*_: Any) -> None:
         _ignore_signals()
-        if os.environ.get(PREEMPTION_FILE):  # each process creates the file, so it exists when the first one exits
+        if os.environ.get(PREEMPTION_FILE):  # each process creates the file, so it exists when the first process exits
             Path(os.environ[PREEMPTION_FILE]).touch()
         if trainer.is_world_process_zero():
             text = f"stopped by a signal after step {state.global_step} of {state.max_steps}, saved in {folder}"

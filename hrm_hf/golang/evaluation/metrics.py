@@ -151,7 +151,7 @@ def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: 
     for ours, right in zip(predicted, reference, strict=True):
         confusion[right, ours] += 1
     total, hits = int(confusion.sum()), np.diag(confusion)
-    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # per class: number of predictions plus number of true cases
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # for each class, its predictions plus its true cases
     often = max(Counter(right for right, bad in zip(reference, failed) if not bad).values(), default=0)
     by_rule = often + sum(bad and DECISIONS[right] == "CONTINUE" for right, bad in zip(reference, failed))
     return {

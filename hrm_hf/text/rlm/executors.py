@@ -85,7 +85,7 @@ class MontySession:
                 return error and self._text(error)
             except monty.MontyError as failure:  # dumping the session may exceed the worker's memory limit
                 error = failure
-        self._restart(self._seconds)  # the variables are now unreliable and may fill the memory
+        self._restart(self._seconds)  # after this error, the variables are unreliable and may fill the memory
         return f"{self._text(error)}\n(the variables are reset to those before this block)"
 
     def answer(self) -> Any:

@@ -174,17 +174,19 @@ def main() -> None:
         args.sets, args.boards, args.steps, args.search = ("4:5", "6:12", "12:70"), 3, [1, 2], 2
     if args.model is None and not args.quick:
         parser.error("pass MODEL, or --quick")
-    write_report(args, "puzzle_sizes", tabulate(args))
+    tabulate(args)
 
 
-def tabulate(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and print every set; return the report."""
+def tabulate(args: argparse.Namespace) -> None:
+    """Measure and print every set, and write the report after each."""
     if args.model is None:
         config = SeRrmPuzzleConfig.from_preset("symbol-pooling", hidden_size=16, intermediate_size=32, task="sudoku")
         model = SeRrmPuzzleForSolving(config)
     else:
         model = AutoModelForPuzzleSolving.from_pretrained(args.model)
     model, sets = model.to(args.device), {}
+    report = {"model": args.model, "parameters": model.num_parameters(), "seed": args.seed, "sets": sets}
+    report |= {"machine": machine(), "versions": library_versions()}
     for name in args.sets:
         size, clues = map(int, name.split(":"))
         boards = make_boards(size, clues, args.boards, args.seed)
@@ -193,8 +195,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
         if args.search:
             sets[name]["search"] = compare_search(boards[: args.search], probabilities, size)
             print("sizes", {key: value for key, value in sets[name]["search"].items() if key != "rows"}, flush=True)
-    report = {"model": args.model, "parameters": model.num_parameters(), "seed": args.seed, "sets": sets}
-    return report | {"machine": machine(), "versions": library_versions()}
+        write_report(args, "puzzle_sizes", report)
 
 
 if __name__ == "__main__":

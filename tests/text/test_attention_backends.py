@@ -133,10 +133,12 @@ def test_each_cache_slot_has_one_module_whose_source_calls_the_attention_functio
 
 @models
 def test_tensor_parallel_plans_name_every_linear_layer_of_the_blocks(name):
-    base = MODELS[name]().model
+    model = MODELS[name]()
+    base = model.model
     linear = [n for n, module in base.named_modules() if isinstance(module, torch.nn.Linear) and ".layers." in f".{n}"]
     plan = base.config.base_model_tp_plan
     assert linear and [n for n in linear if not any(fnmatch.fnmatch(n, pattern) for pattern in plan)] == []
+    assert "lm_head" in model._tp_plan  # a tied head is sharded like the embeddings
 
 
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)

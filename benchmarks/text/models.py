@@ -77,7 +77,7 @@ def peer_config(
     peer, *given = peer.split("+")
     recurrent = {"hrm_lm": {"halt_max_steps": 1}, "hrm_lm_m4": {"halt_max_steps": 4}, **loop_peers(hrm)}
     if given and peer not in recurrent:
-        raise ValueError(f"{peer} does not accept overrides such as {given}; choose from {', '.join(recurrent)}")
+        raise ValueError(f"{peer} does not accept overrides such as {given}; only these do: {', '.join(recurrent)}")
     if peer in recurrent:
         fields = fields | recurrent[peer] | parsed_fields(given)
         fields = {name: value for name, value in fields.items() if name not in ("intermediate_size", *TRAINING)}

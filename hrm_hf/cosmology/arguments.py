@@ -58,7 +58,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
     )
 
     scale_learning_rate: bool = HfArg(
-        default=False, help="Multiply the learning rate by maps per step / --base_batch_size."
+        default=False, help="Multiply the learning rate by (maps per step) / --base_batch_size."
     )
     base_batch_size: int = HfArg(default=64, help="Number of maps per step for which --learning_rate was tuned.")
     fit_posterior_scale: bool = HfArg(

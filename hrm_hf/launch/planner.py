@@ -269,7 +269,7 @@ def plan_launch(
     }
     if options.cpu or "use_cpu" in values:
         decided["use_cpu"] = str(options.cpu).lower()
-    if "global_batch_size" in values:  # otherwise, the recipe's value would override the batch per device
+    if "global_batch_size" in values:  # replaces the recipe's value, which would override the batch per device
         decided["global_batch_size"] = effective
     port = free_port() if options.port is None else options.port
     return LaunchPlan(

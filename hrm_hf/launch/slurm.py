@@ -25,7 +25,7 @@ from ..resources import INSTALLED, ROOT, existing_path
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 SCRIPT = "training/run_cosmo.py"
-DEFAULT_LOG = "%x_%j.out"  # no folder, because a job fails if the folder of its log does not exist
+DEFAULT_LOG = "%x_%j.out"  # has no folder, because a job fails if the folder of its log does not exist
 
 # NERSC: 4 GPUs per node, 32 CPUs (hardware threads) per GPU. `regular` allocates full nodes, `shared` single GPUs.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}

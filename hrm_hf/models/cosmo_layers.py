@@ -231,7 +231,7 @@ class CosmoStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         validate_maps(pixel_values, self.config)
-        dtype = self.cls.dtype  # quantization may change the dtype of linear layers, but not of CLS
+        dtype = self.cls.dtype  # quantization may change the dtype of linear layers, but not that of CLS
         cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))

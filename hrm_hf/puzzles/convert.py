@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
 WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # names of weight files
-ORIGINAL_PREFIX = "model.inner."  # added to tensor names by the loss head and the ACT wrapper
+ORIGINAL_PREFIX = "model.inner."  # prefix that the loss head and the ACT wrapper add to tensor names
 # Prefixes that the loss head, the ACT wrapper, torch.compile (of any module) and DDP add to tensor names.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
 BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # copies of puzzle table rows, which are not converted

@@ -25,7 +25,7 @@ SHIPPED_TASKS = {  # name of each task, and its module in this package
     "sudoku": "sudoku_task", "maze": "maze_task", "arc": "arc_pipeline", "light_up": "light_up",
     "coloring": "coloring", "jigsaw": "jigsaw", "nonogram": "nonogram", "n_queens": "n_queens", "kenken": "kenken",
 }  # fmt: skip
-MAX_NODES = 100_000  # a Sudoku search with this many nodes takes a few minutes
+MAX_NODES = 100_000  # default limit of a search; a Sudoku search reaches it in a few minutes
 
 Grids = tuple[np.ndarray, np.ndarray]  # inputs and labels [B, S]
 

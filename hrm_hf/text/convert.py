@@ -185,7 +185,7 @@ def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[d
     kept = {name: tensor for name, tensor in state.items() if not DROPPED.fullmatch(name)}
     tensors = {ours_of.get(name, name): tensor.float().contiguous() for name, tensor in kept.items()}
     for name in tensors:
-        if "norm" in name:  # x / |x| * w = x / rms(x) * (w / sqrt(width))
+        if "norm" in name:  # x / |x| * w equals our norm, x / rms(x) * (w / sqrt(width))
             tensors[name] = tensors[name] / config.hidden_size**0.5
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
     return tensors, {*ours_of.values(), "lm_head.weight"}

@@ -82,7 +82,7 @@ class EvaluateLm(EvaluationOptions, ThinkingOptions):
     tokenizer: str | None = option("Tokenizer to use instead of the checkpoint's own.", None)
     block_size: int | None = option("Tokens per row. [default: the context length, at most 1024]", None, min=2)
     overlap: int = option("Number of tokens to repeat from the previous row, as context.", 0, min=0)
-    num_segments: int | None = option("hrm_lm: maximum segments per token. [default: as in the config]", None, min=1)
+    num_segments: int | None = option("Maximum segments per token (hrm_lm). [default: as in the config]", None, min=1)
     batch_size: int = option("Number of rows per batch.", 8, min=1)
     limit: int | None = option(
         "Evaluate only the first N rows; bits per byte use the average bytes per token of all rows.", None, min=1
@@ -170,7 +170,7 @@ class RlmCaps(Options):
     max_sub_calls: int = option("Maximum number of prompts to llm_query and rlm_query, at all depths.", 100, min=1)
     max_depth: int = option("Maximum depth of nested REPLs; at 2 or more, rlm_query opens a child REPL.", 1, min=1)
     max_new_tokens: int | None = option(
-        "Maximum number of tokens per reply. [default: 1024, or a quarter of a context window below 4096]", None, min=1
+        "Maximum number of tokens per reply. [default: 1024, or a quarter of the context window if less]", None, min=1
     )
     max_wall_seconds: float = option(
         "Time limit of the run in seconds; its last tenth is reserved for a final answer.", 600.0, min=0.001

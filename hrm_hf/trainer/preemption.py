@@ -146,7 +146,7 @@ def exit_if_preempted(trainer: Any) -> None:
 
     if trainer.preemption.preempted:
         _ignore_signals()
-        trainer.accelerator.wait_for_everyone()  # a launcher kills all processes as soon as one exits
+        trainer.accelerator.wait_for_everyone()  # exit together, because a launcher kills all processes when one exits
         leave()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()).issuperset(STOP_SIGNALS)
     if blocked and not find_corruption(folder, with_checksums=False):

@@ -82,7 +82,7 @@ def _text(value: Any) -> str:
 
 
 def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
-    """Identify the kind of data set from its column names, and map each part of a row to a column."""
+    """Identify the kind of data set from its column names, and find the column of each part of a record."""
     missing = []
     for kind, roles in COLUMNS.items():
         found = {part: next((name for name in known.split() if name in names), None) for part, known in roles.items()}

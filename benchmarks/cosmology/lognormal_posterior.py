@@ -59,8 +59,8 @@ class LognormalPosterior:
     def __init__(self, settings: MapSettings, omega_m: np.ndarray, sigma_8: np.ndarray):
         if settings.kind != "lognormal" or not settings.sigma_e:
             raise ValueError(
-                f"kind={settings.kind!r}, sigma_e={settings.sigma_e}: must be 'lognormal' and above "
-                "0, because only log-normal maps with shape noise have a known likelihood"
+                f"kind={settings.kind!r}, sigma_e={settings.sigma_e}: the kind must be 'lognormal' "
+                "and sigma_e > 0, because only log-normal maps with shape noise have a known likelihood"
             )
         self.size, self.noise = settings.size, settings.pixel_noise
         parts = [

@@ -103,7 +103,7 @@ def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
 
 
 def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
-    """Return a model's median times, and its speed relative to the reference with an interval."""
+    """Return a model's median times, and its speed relative to the reference, with an interval."""
     cpu, wall = times[name].median(0).values.tolist()
     row = {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
     if name != reference:

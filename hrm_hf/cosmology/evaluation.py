@@ -420,7 +420,7 @@ def compare_peaks(maps: MassMaps) -> dict[str, Any]:
 
 
 def peak_counts(values: np.ndarray, heights: tuple[float, ...]) -> np.ndarray:
-    """Count the pixels in periodic maps that exceed their eight neighbors and each height; returns [..., heights]."""
+    """Count the peaks above each height in periodic maps, [..., heights]. A peak exceeds its eight neighbors."""
     steps = (-1, 0, 1)
     neighbours = [np.roll(values, (y, x), (-2, -1)) for y in steps for x in steps if y or x]
     peak = np.logical_and.reduce([values > other for other in neighbours])

@@ -162,7 +162,7 @@ def _choose_weights(names: list[str], place: str, step: int | None = None) -> st
     if len(others) == 1:
         return others[0]
     found = [f"{place}/{name}" for name in names if WEIGHTS.fullmatch(Path(name).name)]
-    raise FileNotFoundError(f"{place} has no step_N or `checkpoint`; pass a weights file; found {found or 'none'}")
+    raise FileNotFoundError(f"{place} has no step_N or `checkpoint`; found {found or 'none'}; pass a weights file")
 
 
 def _config_names(weights: str) -> list[str]:

@@ -116,8 +116,8 @@ def read_healpix_patches(
     """
     widest = MAX_SIDE_DEG * size / max(size + 2 * margin, 1)
     if not 0 < side_deg <= widest:
-        limit = f"at most {widest:g} with a margin of {margin} pixels around {size}"
-        raise ValueError(f"side_deg={side_deg}: must be above 0 and {limit}, because the projection is flat")
+        limit = f"{widest:g} with a margin of {margin} pixels around {size}"
+        raise ValueError(f"side_deg={side_deg}: must be above 0 and at most {limit}, because the projection is flat")
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     sky, observed = _read_sky(paths, mask, field)
     found: list[tuple] = []
@@ -378,7 +378,7 @@ def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
     depth = round(thick)
     if not (depth >= 1 and abs(thick - depth) < 1e-6 and cells % depth == 0):
         fitting = [f"{QUIJOTE_BOX / slabs:g}" for slabs in range(1, cells + 1) if cells % slabs == 0]
-        raise ValueError(f"slab_mpc={slab_mpc:g}: must be whole cells of the box; use one of {', '.join(fitting)}")
+        raise ValueError(f"slab_mpc={slab_mpc:g}: must span whole cells of the box; use one of {', '.join(fitting)}")
     slabs = [cube.contrast(start, start + depth, axis) for axis in range(3) for start in range(0, cells, depth)]
     return np.array(slabs)[:, None]
 

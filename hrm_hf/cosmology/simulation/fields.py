@@ -136,7 +136,7 @@ def _sigma(k: np.ndarray, power: np.ndarray, radius: float) -> float:
 
 
 def _eisenstein_hu(k: np.ndarray, omega_m: float, omega_b: float, h: float) -> np.ndarray:
-    """Return T(k) for k in 1/Mpc; equation numbers refer to Eisenstein & Hu 1998."""
+    """Return the transfer function T(k), k in 1/Mpc; equation numbers refer to Eisenstein & Hu 1998."""
     matter, baryons = omega_m * h**2, omega_b * h**2
     share = omega_b / omega_m
     theta = CMB_TEMPERATURE / 2.7

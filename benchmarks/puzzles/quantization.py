@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and print every scheme; return the report."""
+    """Measure every scheme, print the results and return the report."""
     rows = load_puzzle_dataset(args.data, args.split).with_format("torch")[: args.limit]
     rows = {name: rows[name].long() for name in ("input_ids", "puzzle_identifiers", "labels")}
     reference, report = {}, {"boards": len(rows["labels"]), "schemes": {}}

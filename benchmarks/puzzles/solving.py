@@ -82,7 +82,7 @@ def random_example(folder: str) -> str:
 
 
 def tabulate(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and print every row; return the report."""
+    """Measure all combinations of settings, print the results and return the report."""
     import_task(args.task)
     fields = load_puzzle_info(args.data).config_fields()
     changes = {name: fields[name] for name in ("task", "symbols", "units")} if fields["symbols"] else {}

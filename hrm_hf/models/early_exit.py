@@ -92,7 +92,7 @@ class ExitCriterion:
         self.last: torch.Tensor | None = None  # the criterion's value after the previous segment
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """Return which tokens halt, bool [B, T]."""
+        """Return a bool mask [B, T] of the tokens that halt."""
         if self.name == "q":
             return state.q_logits[..., 0] - state.q_logits[..., 1] > self.margin
         value = None if self.name == "fixed" else getattr(self, f"_{self.name}")(state)
@@ -143,7 +143,7 @@ class DrawnExit:
         self.segments, self.done = segments, 0
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """Return which tokens halt, bool [B, T]."""
+        """Return a bool mask [B, T] of the tokens that halt."""
         self.done += 1
         return self.segments <= self.done
 

@@ -128,7 +128,7 @@ class AnswerPool:
         self.found = self.found.select(kept)
 
     def _best(self) -> torch.Tensor:
-        """Return the index of each board's best answer, [B]."""
+        """Return the index [B] of each board's best answer."""
         return _first_of_each(self.boards, self._order())
 
     def _order(self) -> torch.Tensor:

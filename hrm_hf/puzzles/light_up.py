@@ -37,7 +37,7 @@ class LightUpTask(PuzzleTask):
         sees, beside = _structure(walls.tobytes(), self.grid_shape)
         lit = sees @ bulbs > 0  # cells lit by a bulb in another cell
         could = (board == OPEN) & ~lit  # open cells that could get a bulb
-        count, most = beside @ bulbs, beside @ (bulbs | could)  # number of bulbs beside each wall: current, maximum
+        count, most = beside @ bulbs, beside @ (bulbs | could)  # current and maximum number of bulbs beside each wall
 
         def near(wrong):  # cells beside a numbered wall that is marked in `wrong`
             return beside.T @ (wrong & (numbers >= 0)) > 0

@@ -135,7 +135,7 @@ class MappedColumn:
         return self.shape[0]
 
     def __getitem__(self, rows: np.ndarray | slice) -> np.ndarray:
-        """Return a copy of the selected rows, [rows, ...]."""
+        """Return the selected rows [rows, ...] as a copy."""
         rows = np.arange(len(self))[rows]
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         parts = np.searchsorted(self._starts, rows, side="right") - 1

@@ -96,7 +96,7 @@ def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = 
 
 
 def shuffled(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
-    """Draw random permutations of 0..size-1, int64 [count, size]."""
+    """Draw random permutations of 0..size-1 as int64 [count, size]."""
     return np.argsort(rng.integers(0, 2**62, (count, size)), axis=1, kind="stable")
 
 

@@ -1,4 +1,4 @@
-"""Compare the memory use and speed of training on maps that are held in memory or read from disk.
+"""Compare reading training maps from disk with holding them in memory: memory use and speed.
 
     python -m benchmarks.cosmology.memory [--quick] [--maps 8000] [--size 64] [--turns 5]
 

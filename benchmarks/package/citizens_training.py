@@ -1,4 +1,4 @@
-"""Checks that `citizens.py` runs for losses in the standard `Trainer` and for PEFT.
+"""Checks of losses in the standard `Trainer` and of PEFT adapters, which `citizens.py` runs.
 
 References are the cross-entropy of the logits, one large batch, PEFT's Llama defaults, and the model without adapter.
 """

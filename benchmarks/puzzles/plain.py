@@ -106,7 +106,7 @@ class PlainReasoner:
         return z_H, z_L, logits, q[:, 0], q[:, 1]
 
     def train_step(self, batch):
-        """Run one ACT step on the carry, the backward pass and both optimizers; return the loss."""
+        """Run one ACT step on the carry, backpropagate, step both optimizers, and return the loss."""
         config, size = self.config, len(batch["input_ids"])
         if self.carry is None:
             shape = (size, config.max_position_embeddings, config.hidden_size)

@@ -183,7 +183,7 @@ def flops_per_token(
     bp_steps: int | None = None,
     backward: bool = True,
 ) -> float:
-    """Return the FLOPs per token in rows of `block_size` tokens, forward and (by default) backward.
+    """Return the FLOPs per token in rows of `block_size` tokens, by default including the backward pass.
 
     Only matrix products count, with two operations per multiply-add: projections, SwiGLU, head, mHC maps, and
     attention over all block_size x block_size pairs, as in unfused code. Norms, softmax, Sinkhorn and rotary positions

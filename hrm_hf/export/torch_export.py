@@ -70,7 +70,7 @@ REPLACED = {
 
 
 def load_exportable(model: str, passes: int | None = None) -> PreTrainedModel:
-    """Load a checkpoint with float32 weights and activations (no `forward_dtype`), as `load_model` does."""
+    """Load a checkpoint as `load_model` does, but with float32 weights and activations (no `forward_dtype`)."""
     config = load_config(model)
     exporter_of(config, model, passes)
     if config.to_dict().get("forward_dtype"):

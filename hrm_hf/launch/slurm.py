@@ -160,7 +160,7 @@ class SlurmJob(Options):
 
 
 def committed_files() -> dict[str, str]:
-    """Return the text of each file in training/slurm by name. `make slurm` writes these files."""
+    """Return the texts of the files in training/slurm, keyed by name. `make slurm` writes these files."""
     return {
         f"{'' if cluster == 'generic' else cluster + '_'}{kind}.sbatch": SlurmJob(kind=kind, cluster=cluster).text()
         for cluster, kinds in DEFAULTS.items()

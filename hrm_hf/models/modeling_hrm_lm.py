@@ -297,7 +297,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         )
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return scaled embeddings [B, T, D]. Raise ValueError unless exactly one argument is given."""
+        """Return scaled embeddings [B, T, D]. Raise ValueError unless exactly one of the arguments is given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         return (self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds) * self.config.embedding_scale

@@ -46,7 +46,7 @@ def describe(
 def generated_puzzles(
     task: PuzzleTask, num_train: int = 1000, num_test: int = 1000, seed: int = 0
 ) -> "datasets.DatasetDict":
-    """Generate puzzles of all difficulties. Train and test split share no solutions, not even symmetric copies.
+    """Generate puzzles of all difficulties. The splits share no solutions, not even symmetric copies.
 
     The hash of a solution's canonical form determines its split, so a task needs enough different solutions.
 

@@ -15,7 +15,7 @@ from .options import BuildArc, BuildMaze, BuildPuzzle, BuildPuzzles, BuildSudoku
 
 
 def ensure_built(path: str | None, command: str | None) -> None:
-    """Build the data set at `path` by running `hrm-hf data` with the arguments `command`, unless it exists."""
+    """Unless the data set at `path` exists, build it by running `hrm-hf data` with the arguments `command`."""
     if path is None:
         raise ValueError("data_path=None: a data set is required; use --data_path FOLDER or OWNER/NAME on the Hub")
     if (Path(path) / INFO_FILE).exists():

@@ -80,7 +80,7 @@ class SolveOptions(BoardOptions):
             raise UsageError(f"noise={self.noise}: needs restarts > 1, as the first run has no noise", "--noise")
 
     def attempts(self, task: Any) -> dict[str, "SolveOptions"]:
-        """Return the options of each attempt of `until_valid` by name, cheapest first."""
+        """Return the options for each attempt of `until_valid`, keyed by name, cheapest first."""
         if not task.rules_prove:
             raise ValueError(f"until_valid=True: the task {task.name!r} has no rules to check answers with; omit it")
         plain = self.replace(search=False)

@@ -127,7 +127,7 @@ def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.nda
 
 
 def _once_and_twice(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
-    """Return the digits that occur at least once and at least twice in each unit, as masks [units, boards]."""
+    """Return masks [units, boards] of the digits that a unit has at least once, and of those it has at least twice."""
     units = shape.cells_of_unit
     once, twice = masks[units[0]], np.zeros((units.shape[1], masks.shape[1]), dtype=masks.dtype)
     for cells in units[1:]:

@@ -366,7 +366,7 @@ class PuzzleTask:
         return [View(dihedral(cells, one).reshape(-1), symbols) for one in box_symmetries(self.grid_shape)]
 
     def symmetry_keys(self) -> int:
-        """Return the random keys per row for `symmetric_copies`, or raise ValueError if there are no symmetries."""
+        """Return how many random keys each row needs. Raise ValueError if the task has no known symmetries."""
         if len(self.symmetries()) < 2:
             raise ValueError(
                 f"augment=true: task {self.name!r} has no known symmetries; use --augment false, or correct the "

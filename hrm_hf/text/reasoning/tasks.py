@@ -74,7 +74,7 @@ class Questions:
 
     @classmethod
     def join(cls, *parts: "Questions", axis: int = 1) -> "Questions":
-        """Concatenate parts of the same questions (axis 1) or different questions (axis 0)."""
+        """Concatenate parts of the same questions (axis 1) or of different questions (axis 0)."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis) for name in vars(parts[0])))
 
     def where(self, rows: np.ndarray | slice) -> "Questions":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.text import decoding, halting, models, quality, retrofit_arms
+from benchmarks.text import decoding, halting, models, quality, retrofit_arms, retrofit_tasks
 
 
 EQUAL_SIZE = ("hrm_lm_m4", "hrm_text", "llama", "rlm_mhc", "rlm_mhc_off")
@@ -76,12 +76,14 @@ def test_random_halting_has_the_requested_average():
 
 
 def retrofit_args(**changes):
-    given = {"layers": "1,2,1", "width": 32, "rows": 4, "pretrain_steps": 4, "arm_steps": 40, "device": "cpu"}
-    return SimpleNamespace(**given | {"learning_rate": 1e-3, "pretrain_rate": 1e-3} | changes)
+    given = {"layers": "1,2,1", "width": 32, "heads": 2, "rows": 4, "pretrain_steps": 4, "arm_steps": 40}
+    given |= {"learning_rate": 1e-3, "pretrain_rate": 1e-3, "device": "cpu", "family": "qwen3"}
+    return SimpleNamespace(**given | changes)
 
 
 def test_retrofit_questions_have_the_answer_of_their_rearrangements():
-    ids, labels = retrofit_arms.task_rows(3, torch.Generator().manual_seed(0))
+    ids, labels, steps = retrofit_tasks.make_task("rearrangements").rows(3, torch.Generator().manual_seed(0))
+    assert ((steps > 0) == (labels != -100)).all()
     for row, answers in zip(ids, labels):
         text = bytes((row - models.FIRST_BYTE).tolist()).decode()
         wanted = ""
@@ -99,15 +101,30 @@ def test_retrofit_questions_have_the_answer_of_their_rearrangements():
         assert bytes((found - models.FIRST_BYTE).tolist()).decode() == wanted
 
 
-def test_retrofit_arms_start_as_the_pretrained_model_and_spend_equal_flops(tmp_path):
-    args = retrofit_args(runs=tmp_path)
-    llama = retrofit_arms.make_llama(args, "0", 4).eval()
+def test_retrofit_automaton_asks_for_every_step():
+    task = retrofit_tasks.make_task("automaton")
+    ids, labels, steps = task.rows(2, torch.Generator().manual_seed(0))
+    cells = ids[:, 1:17]  # the first token is BOS
+    for number in range(1, task.most + 1):
+        zero = cells.min()
+        left, here, right = ((cells.roll(shift, 1) - zero) for shift in (1, 0, -1))
+        cells = zero + (110 >> (4 * left + 2 * here + right) & 1)
+        assert torch.equal(labels[steps == number].view_as(cells), cells)
+    assert ids.shape == labels.shape == steps.shape == (2, task.length)
+
+
+@pytest.mark.parametrize(
+    ("task", "arms"), [("rearrangements", ("deeper", "one_pass")), ("permutations", ("one_pass",))]
+)
+def test_retrofit_arms_start_as_the_pretrained_model_and_spend_equal_flops(tmp_path, task, arms):
+    args = retrofit_args(runs=tmp_path, task=task)
+    llama = retrofit_arms.make_decoder(args, "0", 4).eval()
     torch.save(llama.state_dict(), tmp_path / "pretrained_seed0.pt")
     ids = torch.randint(8, 200, (2, 16))
-    for arm in ("deeper", "one_pass"):
+    for arm in arms:
         model = retrofit_arms.make_model(args, arm, "0").eval()
         options = {} if arm == "deeper" else {"num_segments": 1}
         assert torch.equal(model(ids, **options).logits, llama(ids).logits)
         passes, spent = retrofit_arms.drawn_passes(args, arm, "0", model, 1e11)
-        assert spent == pytest.approx(1e11, rel=0.005)
+        assert sum(spent) == pytest.approx(1e11, rel=0.005)
         assert arm != "one_pass" or passes.count(1) > len(passes) / 5

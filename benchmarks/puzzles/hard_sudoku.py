@@ -45,7 +45,7 @@ def rms_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Take weighted means of a state [B, V, R, C, D] over rows, columns, boxes and digits, then apply SwiGLU."""
+    """Weighted means of a state [B, V, R, C, D] over rows, columns, boxes and digits, followed by SwiGLU."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -278,7 +278,7 @@ def read_curve(curve: list[dict], average: float) -> float:
 
 
 def formatted(found: dict) -> str:
-    """Format the share of segments that an exit criterion saves, its loss and its gains, with known intervals."""
+    """Format the share of segments that an exit criterion saves, its loss and its gains, with intervals if known."""
 
     def share(name: str) -> str:
         value = found[name]

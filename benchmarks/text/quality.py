@@ -424,7 +424,7 @@ def plot(report: dict, names: list[str], args) -> None:
 
 
 def check_flops(args) -> None:
-    """Print the training FLOPs of one step with unfused attention for every model, both analytic and counted."""
+    """Print every model's training FLOPs per step with unfused attention, from our formula and as counted by torch."""
     print(f"{'':18} {'analytic':>12} {'counted':>12} {'ratio':>8}")
     for name in args.models.split(","):
         analytic, counted = measured_flops(peer_config(name, args.preset, args.block_size), args.block_size)

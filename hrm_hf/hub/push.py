@@ -269,7 +269,7 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
 
 
 def validate_weights(folder: Path) -> list[Path]:
-    """Return a checkpoint's weight files. Raise the errors of `checkpoint_contents` for missing files."""
+    """Return a checkpoint's weight files. Raise FileNotFoundError or ValueError if files are missing or corrupted."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected the folder of a saved model")
     if not (folder / CONFIG).exists():

@@ -142,7 +142,7 @@ def original_names(logs: dict[str, float]) -> dict[str, float]:
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Return the highest peak memory of all GPUs in GiB, and each GPU's if there are several. Collective."""
+    """Return the highest peak memory of all GPUs in GiB, and each GPU's if there are several (collective)."""
     device = accelerator.device
     if device.type != "cuda":
         return {}

@@ -69,8 +69,16 @@ class KenKenTask(PuzzleTask):
         return "" if token in (OPEN, NOTHING, WALL) or token >= len(self.symbols) else self.symbols[token]
 
     def units(self) -> dict[str, list[list[int]]]:
+        """Return rows and columns of digits, the 2 x 2 parts of each cell, and the pairs of digits with their wall."""
         square = self.digits.reshape(self.grid_shape[0] // 2, -1)
-        return {"row": square.tolist(), "column": square.T.tolist()}
+        parts = self.digits[:, None] + [0, 1, self.grid_shape[1], self.grid_shape[1] + 1]
+        sides = np.concatenate([self.digits[self.pairs], self.walls[:, None]], axis=1)
+        return {
+            "row": square.tolist(),
+            "column": square.T.tolist(),
+            "cell": parts.tolist(),
+            "side": sides.tolist(),
+        }
 
     def fillable(self, board: np.ndarray) -> np.ndarray:
         return np.isin(np.arange(self.seq_len), self.digits)

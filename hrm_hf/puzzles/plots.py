@@ -132,7 +132,8 @@ class _Boards:
                 )
         for (row, column), token in np.ndenumerate(grid):
             if text := self.task.label(int(token)):
-                style = {"color": self.task.ink(int(token)), "weight": "bold", "fontsize": 110 / max(rows, columns)}
+                size = 110 / max(rows, columns) * min(1, 2 / len(text))
+                style = {"color": self.task.ink(int(token)), "weight": "bold", "fontsize": size}
                 axes.text(column + 0.5, row + 0.53, text, ha="center", va="center", **style)
 
 

@@ -247,7 +247,7 @@ def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> I
 
 
 def check_attention(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """Compare every attention implementation available besides eager with the CPU reference."""
+    """Compare each available attention implementation other than eager with the CPU reference."""
     head = every.ROWS[architecture].head
     flex = head._supports_flex_attn and narrowest_head(checkpoints.load(architecture).config) >= FLEX_LEAST
     here = [("sdpa", "float32")] if head._supports_sdpa else []

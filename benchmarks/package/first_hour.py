@@ -1,4 +1,4 @@
-"""Run every command that README and the guides show, in a fresh clone with an empty home folder.
+"""Run every command in the README and the guides, in a fresh clone with an empty home folder.
 
     python -m benchmarks.package.first_hour [--pages README.md start ...] [--text FILE] [--quick] [--out DIR]
 
@@ -45,7 +45,7 @@ PAGES = ["README.md", *(page for page in docs_pages.PAGES if "/coming_from/" in 
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 SETUP = ("python3 -m venv ../venv", "pip install --quiet -c constraints.txt torch==2.13.0")
 STEP = "python training/run_puzzle.py --recipe training/recipes/sudoku_demo_units.yaml --torch_compile false"
-# Commands of the page `start`, each with its expected exit status.
+# Commands on the page `start`, each with its expected exit status.
 START = [
     ("hrm-hf --version", 0),
     ("hrm-hf solv", 2),
@@ -246,7 +246,7 @@ def run(command: Command, folder: Path, environment: dict[str, str]) -> dict[str
 
 
 def limits(seconds: dict[str, int], clone: Path, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Run each command twice and yield the row for the second run, which finds its files cached and compiled."""
+    """Run each command twice and yield the row for the second run, when its files are already cached and compiled."""
     for text, limit in seconds.items():
         run(Command(text), clone, environment)
         row = run(Command(text), clone, environment)

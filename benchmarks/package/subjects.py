@@ -146,7 +146,7 @@ class CausalLm:
 
 @dataclass
 class GoCoder(CausalLm):
-    """Held-out records, evenly spaced in their file. The model predicts their code from problem and plan."""
+    """Held-out records, evenly spaced in the file. The model predicts the code from the problem and the plan."""
 
     unit = "code_bits_per_byte"
 

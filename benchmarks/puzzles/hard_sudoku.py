@@ -185,7 +185,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="check that it runs: boards of 4 x 4, narrow, a few steps on the CPU")
     parser.add_argument("data", nargs="?", help="folder of a puzzle data set, e.g. the output of `hrm-hf data sudoku`")
     parser.add_argument("--split", default="test_mixed", help="held-out split to evaluate")
-    parser.add_argument("--seconds", type=float, default=225, help="training time in seconds, without compilation")
+    parser.add_argument("--seconds", type=float, default=225, help="training time in seconds, excluding compilation")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=2e-3)

@@ -108,7 +108,7 @@ def model_html(name: str, short: str, model: PreTrainedModel) -> str:
 
 
 def training_html(name: str, model: PreTrainedModel) -> str:
-    """Return a model's training data and steps as HTML or, if they are unknown, whether it looks untrained."""
+    """Return HTML that states a model's training data and steps or, if unknown, whether it looks untrained."""
     files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
     try:
         recipe, results = read_run(Path(files[0]).parent)

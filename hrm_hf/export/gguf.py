@@ -50,7 +50,7 @@ LLAMA_SETTINGS = {
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
 # Runtimes stop generating at this tag, which ends an attempt. A validator's verdict would follow.
 END_OF_ATTEMPT = "</CODE>"
-# Stands for an empty list of merges. It never applies, because byte-level texts do not contain this character.
+# Placeholder for an empty list of merges. It never applies, because byte-level texts do not contain this character.
 NO_MERGE = "\u4e00 \u4e00"
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a GGUF file, running in llama.cpp, with the model in transformers.
+"""Compare a GGUF file, run by llama.cpp, with the original model in transformers.
 
 Two Python packages contain llama.cpp. `xllamacpp` is used if it is installed: its wheels need no compiler, and its
 server returns the complete next-token distribution. Otherwise, `llama-cpp-python` is used.

@@ -108,7 +108,7 @@ class LaunchPlan:
 
 
 def plan_run(options: LaunchOptions, flags: Sequence[str]) -> LaunchPlan:
-    """Plan a run on this machine, or with `dry_run` on hypothetical GPUs.
+    """Plan a run on this machine or, with `dry_run`, on hypothetical GPUs.
 
     Raises:
         ImportError: the strategy needs DeepSpeed, which is not installed.

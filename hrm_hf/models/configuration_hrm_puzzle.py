@@ -117,7 +117,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         for kind, units in (self.units or {}).items():
             if not re.fullmatch("[a-z]+", kind) or kind in RESERVED_KINDS:
                 raise ValueError(
-                    f"units: kind {kind!r} must be a word of the letters a to z, other than {RESERVED_KINDS}"
+                    f"units: kind {kind!r} must consist of the letters a to z, and not be one of {RESERVED_KINDS}"
                 )
             for cell in (cell for unit in units for cell in unit if not 0 <= cell < self.seq_len):
                 raise ValueError(f"units: {kind!r} has cell {cell}; cells must be in [0, {self.seq_len - 1}]")

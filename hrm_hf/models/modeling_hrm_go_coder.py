@@ -451,7 +451,7 @@ class HrmGoCoderForSequenceClassification(OneStackMixin, GenericForSequenceClass
 
 
 class HrmGoCoderForTokenClassification(OneStackMixin, GenericForTokenClassification, HrmGoCoderPreTrainedModel):
-    """Token classifier with `logits` [B, T, num_labels] for each token."""
+    """Token classifier that returns `logits` [B, T, num_labels]."""
 
 
 __all__ = [

@@ -62,7 +62,7 @@ class OnceCache:
 
 
 class RecurrentCache:
-    """Keys and values of one segment in a forward pass.
+    """Key-value cache for one segment of a forward pass.
 
     Args:
         cache: the cache with past tokens, or None.

@@ -169,7 +169,7 @@ def validate_decoder(config: PreTrainedConfig) -> None:
 
 
 def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | None) -> tuple[int, int, int]:
-    """Return the number of layers before, in and after the loop. A single None stands for the remaining layers."""
+    """Return the number of layers before, in and after the loop, choosing those that are None."""
     if loop is None:
         free = total - (prelude or 0) - (coda or 0)
         loop = free if None not in (prelude, coda) else min(max(2, round(total / 8)), free)

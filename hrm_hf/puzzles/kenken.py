@@ -1,4 +1,4 @@
-"""Task "kenken": fill in a Latin square, so that the digits of each cage give its clue.
+"""Task "kenken": complete a Latin square so that the digits in each cage combine to its clue.
 
 Each cell of the square takes 2 x 2 cells of the board, so a 4 x 4 square is an 8 x 8 board:
 
@@ -148,7 +148,7 @@ class KenKenTask(PuzzleTask):
 
 @lru_cache(maxsize=4096)
 def _options(clue: int, count: int, n: int) -> np.ndarray:
-    """Return the tokens [options, count] of all digits that fit a clue in a cage with `count` cells."""
+    """Return every combination of digits that fits a clue in a cage of `count` cells, as tokens [options, count]."""
     cages = itertools.product(range(1, n + 1), repeat=count) if count <= MOST_CELLS else ()
     fits = [cage for cage in cages if CLUES[clue - WALL - 1] in clues_of(cage)]
     return np.array(fits, dtype=int).reshape(-1, count) + OPEN

@@ -321,8 +321,12 @@ class BuildPuzzle(BuildPuzzles):
         "Task: FILE.py:CLASS, MODULE:CLASS or a name; generic for pairs of puzzles and solutions without a task.",
         argument=True,
     )
-    height: int | None = option("Rows. [default: the task's; inferred for sources]", None, min=1)
-    width: int | None = option("Columns. [default: the task's; inferred for sources]", None, min=1)
+    height: int | None = option(
+        "Number of rows. [default: the task's default, or that of the source's puzzles]", None, min=1
+    )
+    width: int | None = option(
+        "Number of columns. [default: the task's default, or that of the source's puzzles]", None, min=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

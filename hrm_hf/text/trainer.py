@@ -30,7 +30,7 @@ PART_COUNTS = {
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# Inputs that determine the counts of targets or bytes, each with the value that excludes a row from its count.
+# Inputs in which targets or bytes are counted, each with the value that makes a row count nothing.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }

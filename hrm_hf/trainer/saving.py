@@ -364,7 +364,7 @@ class CompleteCheckpoints:
             return
         path = Path(self.args.output_dir, CARD_FILE)
         if type(self.model.config) not in ARCHITECTURES or not Path(self.args.output_dir, "config.json").exists():
-            super().create_model_card(license=license, tags=tags, **kwargs)  # adapters, and other libraries' models
+            super().create_model_card(license=license, tags=tags, **kwargs)  # for adapters and other libraries' models
             return
         card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(self.args.output_dir))
         card.data.license = license or card.data.license

@@ -140,7 +140,7 @@ class GoStreamBuilder:
         return [*self._front(record, min(limit, self.max_length)), TOKEN_IDS["<PLAN>"]]
 
     def planned_ids(self, record: dict[str, Any]) -> list[int]:
-        """Return the prompt for code, with the record's plan: all ids up to and including </PLAN>."""
+        """Return the ids from which code is generated: the prompt and the record's plan, up to </PLAN>."""
         return [*self.prompt_ids(record), *self._plan(record)[1:]]
 
     def code_prompt_ids(self, record: dict[str, Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Prompts of a recursive language model, and the parser of its replies (arXiv 2512.24601).
+"""Prompts for a recursive language model, and the parser for its replies (arXiv 2512.24601).
 
 The wording is our own. Only the model's replies are parsed, never the context, printed output or answers of sub-calls,
 so none of these can end a run. They can still influence the model (prompt injection); no prompt prevents that.

@@ -53,6 +53,12 @@ def find(
     return Solutions(found, nodes, True)
 
 
+def is_unique(task: Any, board: np.ndarray, max_nodes: int = 100_000) -> bool:
+    """Return whether a complete search proves that a board has exactly one solution."""
+    found = find(task, board, limit=2, max_nodes=max_nodes)
+    return found.complete and len(found.boards) == 1
+
+
 def _propagate(task: Any, board: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     """Fill all cells that have only one possible token. Return None for a board without a solution."""
     board = board.copy()

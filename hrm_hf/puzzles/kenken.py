@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from .arc_grids import dihedral
-from .backtracking import find
+from .backtracking import find, is_unique
 from .tasks import Grids, PuzzleTask, View
 
 
@@ -121,7 +121,7 @@ class KenKenTask(PuzzleTask):
                 clues = clues_of((solution[self.digits[cages == cage]] - OPEN).tolist())
                 solution[self.clues[cages == cage][0]] = WALL + 1 + CLUES.index(rng.choice(clues))
             puzzle = np.where(self.fillable(solution), OPEN, solution)
-            if len(find(self, puzzle, limit=2).boards) == 1:
+            if is_unique(self, puzzle):
                 return puzzle, solution
 
     def _draw_cages(self, wanted: int, rng: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .backtracking import find
+from .backtracking import find, is_unique
 from .tasks import Grids, PuzzleTask, View
 
 
@@ -60,18 +60,14 @@ class LightUpTask(PuzzleTask):
             beside = _structure(walls.tobytes(), self.grid_shape)[1]
             solution = np.where(walls, NUMBER + (beside @ (found[0] == BULB)).astype(int), found[0])
             puzzle = np.where(walls, solution, OPEN)
-            if self._is_unique(puzzle):
+            if is_unique(self, puzzle, MAX_NODES):
                 break
         order = rng.permutation(np.flatnonzero(walls))
         for cell in order[: round(level * len(order))]:
             puzzle[cell] = WALL
-            if not self._is_unique(puzzle):
+            if not is_unique(self, puzzle, MAX_NODES):
                 puzzle[cell] = solution[cell]
         return puzzle, np.where(walls, puzzle, solution)
-
-    def _is_unique(self, puzzle: np.ndarray) -> bool:
-        found = find(self, puzzle, limit=2, max_nodes=MAX_NODES)
-        return found.complete and len(found.boards) == 1
 
     def symmetries(self) -> list[View]:
         return self.reflections()

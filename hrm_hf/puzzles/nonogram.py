@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .backtracking import find
+from .backtracking import is_unique
 from .tasks import Grids, PuzzleTask, View
 
 
@@ -73,7 +73,7 @@ class NonogramTask(PuzzleTask):
             board[self.clue_rows :, self.clue_columns :] = np.where(filled, FILLED, EMPTY)
             solution = board.reshape(-1)
             puzzle = np.where(self.fillable(solution), OPEN, solution)
-            if len(find(self, puzzle, limit=2).boards) == 1:
+            if is_unique(self, puzzle):
                 return puzzle, solution
 
     def symmetries(self) -> list[View]:

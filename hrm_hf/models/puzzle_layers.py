@@ -333,7 +333,10 @@ class UnitMeans(nn.Module):
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
-        self.units = config.units or grid_units(config.grid_shape, config.box_shape)
+        units = config.units or grid_units(config.grid_shape, config.box_shape)
+        # config.json sorts its keys, so the order of the pooling scores must not depend on the order of the units
+        first = {"row": 0, "column": 1, "box": 2}
+        self.units = {kind: units[kind] for kind in sorted(units, key=lambda kind: (first.get(kind, 3), kind))}
         self.counts = [len(cells) for cells in self.units.values()]
         for kind in self.units:
             self.add_module(kind, linear_class(config)(config.hidden_size, config.hidden_size, bias=False))

@@ -14,7 +14,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolvingPipeline
+from hrm_hf import (
+    AutoModelForPuzzleSolving,
+    HrmPuzzleConfig,
+    HrmPuzzleForSolving,
+    PuzzleSolvingPipeline,
+    SeRrmPuzzleConfig,
+    SeRrmPuzzleForSolving,
+)
 from hrm_hf.cli import app
 from hrm_hf.models.pipeline_puzzle import PuzzlePipeline
 from hrm_hf.puzzles import backtracking, task_registry
@@ -359,6 +366,21 @@ def test_shipped_weights_load_with_other_units():
         answers.append(PuzzleSolvingPipeline(model)(board))
     assert answers[0] == answers[1] and answers[0]["valid"]
     assert answers[2]["confidence"] != answers[0]["confidence"]
+
+
+def test_a_model_with_pooling_over_units_answers_the_same_after_reload(tmp_path):
+    info = describe(task_class("n_queens"), (5, 5))[0]
+    fields = {"hidden_size": 8, "intermediate_size": 8, "equivariant_symbols": False, "special_symbols": True}
+    config = SeRrmPuzzleConfig.from_preset("symbol-pooling", **fields, **info.config_fields())
+    torch.manual_seed(0)
+    model = SeRrmPuzzleForSolving(config).eval()
+    for name, weight in model.named_parameters():
+        if "scores" in name:
+            torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(tmp_path)
+    board = torch.ones(1, 25, dtype=torch.long)
+    loaded = AutoModelForPuzzleSolving.from_pretrained(tmp_path).eval()
+    assert torch.equal(model.solve(board).logits, loaded.solve(board).logits)
 
 
 def test_the_command_needs_the_task_of_a_checkpoint(solver, file, tmp_path, monkeypatch):

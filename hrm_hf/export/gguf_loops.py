@@ -101,7 +101,7 @@ def _unrolled_llama(config: PreTrainedConfig, segments: int, visits: int, shared
         **FLAT, "exit_norms": ("last",), **shared, "attention_bias": (False, True, "qkv"), "rope_type": STATIC_ROPE,
     }  # fmt: skip
     if segments * config.L_cycles == 1:
-        expected |= {"input_injection": ("none", *LEARNED), "loop_step": ("replace", "damped")}
+        expected |= {"input_injection": ("none", *LEARNED), "loop_step": ("replace", "damped", "rescaled")}
     return Layout("llama", visits, expected, {}, partial(_unrolled_tensors, segments), segments)
 
 

@@ -98,7 +98,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     bp_segments: int | None = bounded(None, COUNT)
     initial_state: Literal["fixed", "learned", "zero", "random"] = "fixed"
     input_injection: Literal["add", "none", "gated", "bridge", "concat"] = "add"
-    loop_step: Literal["replace", "damped"] = "replace"
+    loop_step: Literal["replace", "damped", "rescaled"] = "replace"
     coda_input: Literal["state", "state+input"] = "state"
     step_vectors: bool = False
     pass_gains: bool = False

@@ -211,7 +211,8 @@ class RetrofitOptions(Options):
     input_injection: Literal["add", "none", "gated", "bridge", "concat"] = option(
         "How each pass after the first combines the state with the prelude's output.", "gated"
     )
-    loop_step: Literal["replace", "damped"] = option(
-        "Whether a pass after the first replaces the state, or moves it a learned fraction of the way.", "damped"
-    )
+    loop_step: Literal["replace", "damped", "rescaled"] = option(
+        "How passes after the first update the state: replace it; move it a learned fraction of the way (damped); or "
+        "replace it, with inputs scaled to the size of the prelude's output (rescaled).", "damped"
+    )  # fmt: skip
     force: bool = option("Overwrite existing files.", False)

@@ -117,7 +117,9 @@ def test_unrolled_passes_equal_a_decoder_that_repeats_layers(kind, tmp_path):
 
 
 LOOPS = [
-    (injection, step) for injection in ("add", "none", "gated", "bridge", "concat") for step in ("replace", "damped")
+    (injection, step)
+    for injection in ("add", "none", "gated", "bridge", "concat")
+    for step in ("replace", "damped", "rescaled")
 ]
 
 
@@ -128,6 +130,17 @@ def test_all_loops_start_as_the_decoder(injection, step):
     for layers in (LAYERS, {"prelude_layers": 0, "coda_layers": 0}, {"coda_layers": 0}, {}):
         model = HrmLmForCausalLM.from_llama(source, **layers, **given)
         assert torch.equal(logits(model, num_segments=1), logits(source))
+
+
+@pytest.mark.parametrize("injection", ["add", "none", "gated", "bridge", "concat"])
+def test_rescaled_inputs_of_later_passes_are_as_large_as_those_of_the_first(injection):
+    model = HrmLmForCausalLM.from_llama(decoder(), **LAYERS, input_injection=injection, loop_step="rescaled")
+    inputs, loop_input = [], model.model.loop_input
+    loop_input.register_forward_hook(lambda module, arguments, found: inputs.append((arguments[1], found)))
+    logits(model, num_segments=3)
+    assert len(inputs) == 3
+    for x, found in inputs:
+        torch.testing.assert_close(found.square().mean(-1), x.square().mean(-1), rtol=1e-3, atol=0)  # eps
 
 
 def test_a_saved_model_gives_the_same_logits(tmp_path):

@@ -107,10 +107,11 @@ LAST_ANSWER = {
 }
 
 # Random numbers of passes with gradients through the last three, as in the loops that learn tasks of many steps
-LOOPED = RANDOM | {"passes": 6, "input_injection": "gated", "loop_step": "replace", "bp_segments": 3}
+LOOPED = RANDOM | {"passes": 6, "input_injection": "gated", "loop_step": "rescaled", "bp_segments": 3}
 EVERY_STEP = {
     "plain": (None, {}),
     "loop6": (LOOPED, {"text_once": True}),
+    "replace": (LOOPED | {"loop_step": "replace"}, {"text_once": True}),
     "all_passes": (LOOPED, {}),
     "ramp": (LOOPED, RAMP | {"text_once": True}),
     "one_pass": (LOOPED, {"text_once": True, "keep_one_pass": 0.2}),
@@ -122,7 +123,7 @@ ARMS = {"rearrangements": LAST_ANSWER, "permutations": EVERY_STEP, "automaton": 
 SETTINGS = {
     "rearrangements": {"family": "llama", "layers": "1,2,1", "width": 128, "heads": 4, "rows": 48, "eval_rows": 1024,
                        "pretrain_steps": 3000, "arm_steps": 1107, "learning_rate": 1.5e-3, "pretrain_rate": 2e-3},
-    "permutations": {"family": "qwen3", "layers": "1,1,0", "width": 64, "heads": 4, "rows": 8, "eval_rows": 512,
+    "permutations": {"family": "qwen3", "layers": "1,1,0", "width": 64, "heads": 4, "rows": 16, "eval_rows": 512,
                      "pretrain_steps": 1500, "arm_steps": 2600, "learning_rate": 4e-3, "pretrain_rate": 4e-3},
 }  # fmt: skip
 SETTINGS["automaton"] = SETTINGS["permutations"]

@@ -69,16 +69,15 @@ def plot(report: dict, args, name: str) -> None:
     training, steps, passes = axes[0]
     layers = sum(int(number) for number in args.layers.split(","))
     deep = f"right answers of steps {layers + 1} and later"
-    for arm in report["arms"]:
-        runs = [run for run in report["runs"] if run["arm"] == arm]
+    for index, arm in enumerate(report["arms"]):
+        color, runs = f"C{index}", [run for run in report["runs"] if run["arm"] == arm]
         if arm != "pretrained" and arm != "scratch":
-            line(training, arm, [run["curve"] for run in runs], "training_flops", layers)
+            line(training, arm, color, [run["curve"] for run in runs], "training_flops", layers)
         last = [run["curve"][-1]["answers"] for run in runs]
-        steps.plot(
-            range(1, 1 + len(last[0])), [mean(some) for some in zip(*last)], marker="o", markersize=3, label=arm
-        )
+        means, style = [mean(some) for some in zip(*last)], {"marker": "o", "markersize": 3, "color": color}
+        steps.plot(range(1, 1 + len(means)), means, label=arm, **style)
         if len(runs[0]["by_passes"]) > 1:
-            line(passes, arm, [run["by_passes"] for run in runs], "passes", layers)
+            line(passes, arm, color, [run["by_passes"] for run in runs], "passes", layers)
     training.set(xlabel="training FLOPs after pretraining", ylabel=deep)
     steps.set(xlabel="steps that an answer takes", ylabel="right answers, passes as in training")
     passes.set(xlabel="passes in inference", ylabel=deep)
@@ -90,8 +89,9 @@ def plot(report: dict, args, name: str) -> None:
     print(f"plot: {save_figure(figure, path, f'Arms on {args.task}')}")
 
 
-def line(panel, arm: str, runs: list[list[dict]], place: str, layers: int) -> None:
+def line(panel, arm: str, color: str, runs: list[list[dict]], place: str, layers: int) -> None:
     """Draw the mean over runs of the right answers above `layers` steps, for each point of a run."""
     points = list(zip(*runs))
     answers = [mean(mean(one["answers"][layers:]) for one in some) for some in points]
-    panel.plot([mean(one[place] for one in some) for some in points], answers, marker="o", markersize=3, label=arm)
+    places = [mean(one[place] for one in some) for some in points]
+    panel.plot(places, answers, marker="o", markersize=3, color=color, label=arm)

@@ -331,8 +331,8 @@ def auroc(score: np.ndarray, right: np.ndarray) -> float | None:
 def trusted(confidence: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """Find the lowest confidence at or above which at most 1 answer in 1,000 is wrong (Wilson's upper bound, 95 %).
 
-    Return `{"sure_confidence", "sure_fraction": fraction of answers from there}`, or None and 0 if there is no such
-    confidence; that needs at least 3,838 puzzles. Set it as `config.sure_confidence` of the model.
+    Return it as "sure_confidence", a value for the model's config, and the fraction of answers that reach it as
+    "sure_fraction". They are None and 0 if no confidence qualifies, as always with fewer than 3,838 puzzles.
     """
     order = np.argsort(-confidence, kind="stable")
     wrong, ranked = np.cumsum(~right[order]), confidence[order]

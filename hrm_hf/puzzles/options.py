@@ -66,8 +66,8 @@ class SolveOptions(BoardOptions):
         prefer_valid, choose="rules": These *use the rules* of the task, which the model does not know; mention this in
             reports.
         search: An answer found by search is always correct, but it is *not the model's answer*.
-        until_valid: Only for tasks whose rules prove an answer (Sudoku, mazes). A puzzle whose answer violates a rule
-            is solved again with restarts and noise at every step, then (Sudoku) by search.
+        until_valid: Only for tasks whose rules prove an answer, such as Sudoku. A puzzle whose answer violates a rule
+            is solved again with restarts and noise at every step, then by search if the task has one.
     """
 
     votes: int = option("Number of symmetric views of each puzzle that vote on the answer.", 1, min=1)

@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
         "--models",
         type=Path,
         default=Path("runs/cosmology"),
-        help="folder that contains each run as KIND_SET; the script trains missing runs",
+        help="folder with one subfolder per run, named KIND_SET; missing runs are trained",
     )
     parser.add_argument(
         "--data",

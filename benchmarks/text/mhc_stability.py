@@ -58,7 +58,7 @@ def main() -> None:
         gains = f"forward {last['composite_forward']:.6g} backward {last['composite_backward']:.6g}"
         print(f"mhc composite gain over {sites} sites, {label:30} {gains}")
     for dtype, difference in differences.items():
-        print(f"mhc from_llama, largest logit difference, {dtype:10} {difference:.3g}")
+        print(f"mhc from_llama, largest logit difference in {dtype}: {difference:.3g}")
 
 
 def plot_composite_gain(curves: dict[str, list[dict]], path: Path) -> None:

@@ -168,7 +168,11 @@ class GraphedRun:
         self.capture()
 
     def train_step(self) -> None:
-        """Do one optimizer step. `model(labels=...)` selects the labeled tokens, which a graph cannot record."""
+        """Run one optimizer step.
+
+        The loss is computed here, because `model(labels=...)` selects the labeled tokens by indexing, which a CUDA
+        graph cannot record.
+        """
         ids, labels = self.ids[self.step].squeeze(0), self.labels[self.step].squeeze(0)
         logits = self.model(input_ids=ids, use_cache=False).logits[:, BITS:]
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, BITS:].flatten()).backward()

@@ -178,7 +178,7 @@ def settings(model, args) -> list[int | None]:
 
 
 def open_report(args, info: ReasoningInfo) -> dict:
-    """Load the report to continue, or start a new one. Raise SystemExit if a report has different settings."""
+    """Load the report to continue it, or start one. Raise SystemExit if the existing one has different settings."""
     options = {name: getattr(args, name) for name in SHARED}
     options |= {"size": info.size, "difficulty": list(info.trained), "answers": info.answers}
     options["beyond"] = list(info.beyond) if info.beyond else None

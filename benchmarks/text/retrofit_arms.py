@@ -312,7 +312,7 @@ class Run:
             self.graphs[passes] = graph
 
     def step(self, number: int) -> None:
-        """Train step `number`, counted from 0. Do nothing if this run has fewer steps."""
+        """Run training step `number`, counted from 0. Do nothing if this run has fewer steps."""
         if number >= len(self.passes):
             return
         with self.context():

@@ -30,7 +30,7 @@ BLOCK_NAMES = {
 }  # fmt: skip
 NORMS = ("input_layernorm", "post_attention_layernorm")
 BRANCH_ENDS = ("self_attn.o_proj", "mlp.down_proj")  # projections whose outputs `pass_gains` scales
-# Stacks in the order of their visits, each with its pass number. The number is None if the file stores a stack once.
+# Stacks in the order in which they run, each with its pass number, or None if the file stores the stack only once.
 Visits = list[tuple[HrmLmStack, int | None]]
 STATIC_ROPE = ("default", "llama3")  # rotary types whose frequencies do not depend on text length
 SHARED = LLAMA_SETTINGS | {

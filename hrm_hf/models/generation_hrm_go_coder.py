@@ -44,8 +44,8 @@ SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the
 STEP = TOKEN_IDS["<STEP>"]
 LONGEST_CYCLE = 64  # longest cycle to look for, in tokens; about six lines of code
 # Limits for text that repeats a cycle of tokens. Real code (1,748 programs, functions and table-driven tests, with
-# three vocabularies of 1,024 to 10,374 tokens) has at most 20 equal tokens in a row (digits of a number), 114 tokens
-# that repeat a cycle of 2 to 19 tokens, and 5.9 copies of a longer cycle (rows of a table).
+# three vocabularies of 1,024 to 10,374 tokens) repeats one token at most 20 times in a row (the digits of a number), a
+# cycle of 2 to 19 tokens for at most 114 tokens, and a longer cycle at most 5.9 times (rows of a table).
 SAME_TOKEN = 24
 SHORT_CYCLES = 128
 COPIES = 6

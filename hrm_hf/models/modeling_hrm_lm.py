@@ -470,7 +470,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         return plan_segments(self.config, tokens, self.training, **options, logits_fn=logits_fn)
 
     def _prepare_generation_config(self, *args, **kwargs):
-        """Prepare the config as transformers does, and pass its options for segments on to forward."""
+        """Prepare the config as transformers does, and add its segment options to the arguments of `forward`."""
         config, arguments = super()._prepare_generation_config(*args, **kwargs)
         return config, {**self.generation_options(config), **arguments}
 

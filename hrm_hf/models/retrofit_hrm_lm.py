@@ -220,7 +220,7 @@ def looped_name(name: str, config: HrmLmConfig, passes: int = 1) -> str:
 
 
 def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
-    """Raise ValueError if no decoder can compute what the looped model computes in this many passes."""
+    """Raise ValueError if no unrolled decoder computes the same as the looped model with this many passes."""
     whole(1, name="passes")(passes)
     needed = {"num_h_layers": 0, **DECODER, "step_vectors": False, "pass_gains": False, "quantization_config": None}
     del needed["norm_affine"]  # a model without gains becomes a decoder with gains of 1

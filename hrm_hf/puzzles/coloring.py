@@ -49,7 +49,7 @@ class ColoringTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw colors, draw edges between different colors, and blank colors while the solution stays unique."""
+        """Color the nodes, connect nodes of different colors, and remove colors while the solution stays unique."""
         n = self.grid_shape[0]
         colors = rng.permutation(np.arange(n) % COLORS)
         edges = (rng.random((n, n)) < rng.uniform(*EDGE_SHARE)) & (colors[:, None] != colors)

@@ -209,7 +209,7 @@ def _find_run(
 
 
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
-    """Find an identifiers.json with a name per table row, in `folder` or in the only folder of `data`."""
+    """Find an identifiers.json with one name per table row in `folder`, or in `data` if that is a single folder."""
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
     for file in (place / IDENTIFIERS_FILE for place in (folder, *(data if len(data) == 1 else []))):
         if not file.is_file():

@@ -172,7 +172,7 @@ class CarryDataLoader:
         self._batch = rows.batch(np.zeros(slots_per_process, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Return the original code's number of batches per epoch, mean rows per epoch / global batch size."""
+        """Return the batches per epoch as the original code counts them: mean rows per epoch / global batch size."""
         return max(1, int(self.order.mean_epoch_rows / (self.slots * self.world_size)))
 
     def __iter__(self):

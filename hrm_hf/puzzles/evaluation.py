@@ -476,7 +476,7 @@ def _difficulty(task: PuzzleTask, dataset, rows: PuzzleRows, place: str) -> dict
     found |= task.difficulty(rows.input_ids)
     if not found:
         text = f"{place}: by_difficulty needs a column {' or '.join(DIFFICULTY_COLUMNS)} for task {task.name!r}"
-        raise UsageError(f"{text}; add one, or remove the option", "--by-difficulty")
+        raise UsageError(f"{text}; add one of these columns, or remove the option", "--by-difficulty")
     return found
 
 

@@ -18,7 +18,7 @@ HARDEST = 0.6  # level of `dig` for the hardest puzzles, about 22 clues; with fe
 
 
 class JigsawTask(PuzzleTask):
-    """Task "jigsaw" for one division of the board into regions, each as large as a row.
+    """Sudoku with regions of any shape instead of boxes. All puzzles of a task share one division into regions.
 
     Attributes:
         regions: One line per row, with a letter per cell that names the cell's region.

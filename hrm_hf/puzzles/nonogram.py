@@ -96,7 +96,7 @@ def _clues(line: np.ndarray, count: int) -> list[int]:
 
 @lru_cache
 def _patterns(length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return all lines of a length, bool [2^length, length], and their clues [2^length, count]."""
+    """Return all lines of the given length, bool [2^length, length], and their clues [2^length, count]."""
     lines = np.array(list(itertools.product((False, True), repeat=length)))
     return lines, np.array([_clues(line, count) for line in lines])
 

@@ -42,7 +42,7 @@ def is_original(path: str | Path) -> bool:
 
 
 def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.DatasetDict", PuzzleInfo]:
-    """Read a data set written by the original HRM or TRM builders, inferring its task by `guess_task`.
+    """Read a data set written by the original HRM or TRM builders, inferring its task with `guess_task`.
 
     Args:
         path: Folder with `identifiers.json`, `train/` and/or `test/`.

@@ -363,7 +363,7 @@ class ExportPuzzles(Options):
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # language models that accept no option but --out, each with the reason that the error states
+TEXT = {  # language models that accept only --out, with the reason that the error for other options gives
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }

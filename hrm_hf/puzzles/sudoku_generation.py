@@ -22,7 +22,8 @@ from .sudoku_solver import dig, random_grids, rate_boards, search
 # Minimum number of clues for a unique solution (9x9: McGuire et al., 2012).
 MIN_CLUES = {4: 4, 6: 8, 9: 17}
 MAX_TRIES = 1000  # attempts without a new puzzle before the number of clues is considered unreachable
-# Attempts in each of the first portions. They are small to yield a few puzzles quickly; larger ones are faster.
+# Attempts in each of the first portions, which are small so that the first puzzles arrive soon. Larger portions need
+# less time per puzzle.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
 POOL_THRESHOLD = 2 * PORTION  # expected attempts above which worker processes save more time than they take to start
@@ -229,7 +230,7 @@ class _Pairs(NamedTuple):
     A pair is a permutation that maps each column to the column where the first row has the second row's digit.
     """
 
-    codes: np.ndarray  # code of each row pair, int64 [pairs], ascending: `permutation @ powers`
+    codes: np.ndarray  # each permutation as one number, `permutation @ powers`, in ascending order, int64 [pairs]
     kinds: np.ndarray  # [pairs]; symmetric row pairs share a kind, and kinds are numbered by their smallest second row
     starts: np.ndarray  # index in `orders` where the column orders of each row pair start [pairs]
     counts: np.ndarray  # number of column orders of each row pair [pairs]

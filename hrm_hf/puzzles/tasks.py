@@ -288,7 +288,7 @@ class PuzzleTask:
         raise NotImplementedError
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        """List the rules that the tokens `answer` [S] violate as a solution of the tokens `question` [S]."""
+        """List the rules that `answer`, tokens [S], violates as a solution to `question`, tokens [S]."""
         if not self._overrides("allowed"):
             return []
         problems, legal = [], self.legal(answer)

@@ -119,7 +119,9 @@ class BuildReasoning(Options):
         None,
     )
     difficulty: str | None = option(
-        "Difficulty of the training data, e.g. 8 or 1-8: number of steps, hops, generators or addends, or depth.", None
+        "Difficulty of the training data, e.g. 8 or 1-8: the depth, or the number of steps, hops, generators, or "
+        "addends.",
+        None,
     )
     beyond: str | None = option(
         "Difficulty of the beyond split, or none. [default: up to twice the training maximum]", None

@@ -98,7 +98,7 @@ class MapCollator:
         if self.shear and self.augment and draws is not None:
             maps = maps * shear_signs(draws[:, 0] % 8, maps)
         finished = {"pixel_values": self.moved(self.extractor.scale(maps, masks), draws), "labels": batch["labels"]}
-        # Convergence is a scalar, so turning a map does not change the sign of its values.
+        # Convergence is a scalar, so rotating a map does not change the sign of its values.
         return finished | ({"kappa": self.moved(batch["kappa"], draws)} if "kappa" in batch else {})
 
     def moved(self, maps: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:

@@ -220,7 +220,7 @@ def _folder(source: str) -> Path:
     if not folder.exists():
         raise UsageError(f"source={source!r}: no such folder; expected {SOURCES}")
     if not (is_utf8(str(folder)) and (folder.is_dir() or (folder.is_file() and folder.suffix == ".go"))):
-        raise UsageError(f"source={source!r}: not a folder with a UTF-8 name; expected {SOURCES}")
+        raise UsageError(f"source={source!r}: must be a folder or a .go file, with a UTF-8 name; expected {SOURCES}")
     return folder
 
 

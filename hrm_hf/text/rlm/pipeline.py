@@ -360,7 +360,7 @@ class ChatModel:
         return REPLY if self.window is None else max(1, min(REPLY, self.window // 4))
 
     def prompt_budget(self, max_new_tokens: int) -> int | None:
-        """Return a prompt's token limit, or None if there is none. Raise ValueError if a reply fills the window."""
+        """Return a prompt's maximum of tokens, or None. Raise ValueError if the reply alone fills the window."""
         if self.window is not None and max_new_tokens >= self.window:
             raise ValueError(f"max_new_tokens={max_new_tokens}: must be below the context window of {self.window}")
         return None if self.window is None else self.window - max_new_tokens

@@ -73,7 +73,7 @@ class TwoStepRun(RegressionRun):
 
 
 def new_observations(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
-    """Return new observations of the rows' convergence: new shear noise, and shifted masks of random rows."""
+    """Observe the rows' convergence again, with new shear noise and shifted masks of random rows."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
     masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))

@@ -101,7 +101,7 @@ def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
     """Compare an adapter with its merged weights; return the maximum differences that the module docstring lists."""
     before = outputs(base, subject)
     adapter = with_adapters(base, TuningArguments(lora_rank=RANK, use_dora=use_dora)).eval()
-    randomise(adapter)
+    randomize(adapter)
     adapted = [
         name.removeprefix(PREFIX) for name, module in adapter.named_modules() if isinstance(module, BaseTunerLayer)
     ]
@@ -129,7 +129,7 @@ def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
     return {"largest_output": largest, "relative": found["float32"] / largest, **found}
 
 
-def randomise(adapter: nn.Module) -> None:
+def randomize(adapter: nn.Module) -> None:
     """Set random adapter weights that imitate a trained adapter."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in adapter.named_parameters():

@@ -37,7 +37,7 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# For models whose training step does not compile to one graph: the part that does, and why (docs/training.md).
+# Models whose training step is not one graph: the part that is, and why the rest is not (docs/training.md).
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
     "hrm_lm": "the model without its loss, which selects the tokens that are still active",
@@ -301,8 +301,8 @@ def training_graph(architecture: str) -> str | None:
 # ---- calls ----
 
 
-@check("a misspelt argument raises, of the head and of the model without it")
-def misspelt(architecture: str) -> None:
+@check("a misspelled argument of the head or the base model raises TypeError")
+def misspelled(architecture: str) -> None:
     model, given = every.model(architecture), every.inputs(architecture)
     for one in (model, model.base_model):
         try:

@@ -63,10 +63,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny untrained models, two turns")
     parser.add_argument("--puzzle", type=Path, help="puzzle checkpoint")
-    parser.add_argument("--puzzle_onnx", type=Path, help="ONNX export of --puzzle; by default, a new one")
+    parser.add_argument("--puzzle_onnx", type=Path, help="ONNX export of --puzzle; created if not given")
     parser.add_argument("--data", type=Path, help="data set with a test split to solve; random boards by default")
     parser.add_argument("--cosmo", type=Path, help="cosmology checkpoint")
-    parser.add_argument("--cosmo_onnx", type=Path, help="ONNX export of --cosmo; by default, a new one")
+    parser.add_argument("--cosmo_onnx", type=Path, help="ONNX export of --cosmo; created if not given")
     parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal LMs to compare")
     parser.add_argument("--text_bytes", type=int, default=8000, help="evaluate on the last N bytes of a text")
     parser.add_argument("--records", type=int, default=32, help="number of records to evaluate the Go coder on")

@@ -84,7 +84,7 @@ class BoardMaker:
         return self.solve(chosen)
 
     def board(self, clues: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return a board with a unique solution and the solution, or None if no such board has only `clues` clues."""
+        """Remove random clues. Return a board with `clues` clues and its unique solution, or None on failure."""
         solution = self.random_grid(rng)
         if solution is None:
             return None

@@ -41,7 +41,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="two training steps on 20 puzzles of one task")
     parser.add_argument("tasks", nargs="*", default=TASKS, metavar="TASK")
     parser.add_argument("--limit", type=int, default=400, help="number of held-out puzzles")
-    parser.add_argument("--folder", type=Path, default=Path(), help="folder of data/TASK and runs/TASK")
+    parser.add_argument("--folder", type=Path, default=Path(), help="folder that contains data/TASK and runs/TASK")
     args = parser.parse_args()
     report = {"machine": machine(), "threads": os.environ.get("OMP_NUM_THREADS"), "versions": library_versions()}
     with tempfile.TemporaryDirectory() as temporary:

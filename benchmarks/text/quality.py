@@ -133,7 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of the budget before halting")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of training without halting")
     parser.add_argument(
         "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the budget over which bp_steps grows from 2"
     )
@@ -217,7 +217,7 @@ def next_batch(train: np.ndarray, order: np.random.Generator, args) -> torch.Ten
 
 
 def parameter_groups(model, weight_decay: float) -> list[dict]:
-    """Group parameters by weight decay: matrices have it; gains, biases and mHC's scales do not."""
+    """Group parameters: matrices get weight decay; gains, biases and the scales of mHC do not."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},

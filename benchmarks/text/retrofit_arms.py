@@ -85,7 +85,7 @@ def parse():
     parser.add_argument("--valid_file")
     parser.add_argument("--train_bytes", type=int, default=5_900_000, help="use only the first N bytes of the text")
     parser.add_argument(
-        "--eval_rows", type=int, help="held-out text rows; N / 8 rows of the task (for each K if they differ)"
+        "--eval_rows", type=int, help="N held-out text rows and N / 8 rows of the task (rearrangements: per K)"
     )
     parser.add_argument("--evaluations", type=int, default=6, help="number of evaluations during a run")
     parser.add_argument("--device", default="cpu")
@@ -271,7 +271,7 @@ class Run:
         return torch.cuda.stream(self.stream) if self.cuda else contextlib.nullcontext()
 
     def logits(self, ids: torch.Tensor, passes: int) -> torch.Tensor:
-        """Return the logits after `passes` passes. The prepared mask avoids waiting for the GPU."""
+        """Return the logits after `passes` passes. Passing a mask on the GPU avoids a synchronization."""
         mask = self.mask.expand(len(ids), -1, -1, -1) if self.cuda else None
         options = {"schedule": SegmentSchedule(segments=passes)} if self.looped else {}
         if self.looped and not self.model.training:

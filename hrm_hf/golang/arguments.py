@@ -71,7 +71,7 @@ class GoTrainingArguments(LmTrainingArguments):
     code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's code loss weight.")
     refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's refinement loss weight.")
     balance_decisions: bool = HfArg(
-        default=False, help="Weight decisions by their inverse frequency in training; save the weights in the config."
+        default=False, help="Weight the loss by inverse decision frequency; save these class weights in the config."
     )
 
     validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")

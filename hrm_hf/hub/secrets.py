@@ -31,7 +31,7 @@ SECRETS_FILES = (
 NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
 BLOCK, OVERLAP = 2**18, 2**13  # bytes per block and per overlap of two blocks; no secret is longer than the overlap
 TENSOR = re.compile(r"(^|/)data/\d+$")  # path of a tensor in a torch archive
-PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter strings contain no secret
+PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # strings long enough to be a secret
 # Detectors from detect-secrets. Slow ones only search texts that contain one of the listed words (in lower case).
 DETECTORS = {
     "aws.AWSKeyDetector": "akia asia abia acca a3t aws",

@@ -28,7 +28,7 @@ OF_IMPORTS = (
     # A pipeline without a model uses the packaged solver on purpose, so the user needs no warning.
     Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
-# TRL and PEFT use the old name for activation checkpointing, which still works.
+# TRL and PEFT still use deprecated names for activation checkpointing.
 OF_PEFT = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Messages that our commands and scripts hide. Importing the package hides only OF_IMPORTS.
 MESSAGES = (

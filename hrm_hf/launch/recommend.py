@@ -167,7 +167,7 @@ def _language_models(device: Device) -> tuple[list[Row], str]:
 
 
 def _power_of_two(most: int, limit: int) -> int:
-    """Return `limit` if `most` reaches it, else `most` rounded down to a power of two (0 if `most` < 1)."""
+    """Return `limit` if `most` >= `limit`, else the largest power of two <= `most`, or 0 if `most` < 1."""
     if most >= limit:
         return limit
     return 2 ** (most.bit_length() - 1) if most > 0 else 0

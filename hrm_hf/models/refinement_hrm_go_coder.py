@@ -160,7 +160,7 @@ class GoCoderRefinementMixin:
         passed = [[each for each in row.attempts if not (each.feedback and each.feedback.failed)] for row in rows]
         chosen = [(good or row.attempts)[-1] for good, row in zip(passed, rows)]
         if streamer is not None and (live is None or chosen[0].code != rows[0].attempts[0].code):
-            given = tokenizer.decode(rows[0].prefix)  # the first `put`, which skip_prompt drops
+            given = tokenizer.decode(rows[0].prefix)  # streamers with skip_prompt drop the first `put`
             for part in (given, chosen[0].code[len(given) :]):
                 streamer.put(torch.tensor(encode_text(tokenizer, part)))
             streamer.end()

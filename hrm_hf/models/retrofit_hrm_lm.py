@@ -131,7 +131,7 @@ class RetrofitMixin:
         with torch.device("meta"):
             shapes = {name: weight.shape for name, weight in decoder(settings).state_dict().items()}
         weights = self.state_dict()
-        neutral = {"weight": torch.ones, "bias": torch.zeros}  # values of gains and biases that only decoders have
+        neutral = {"weight": torch.ones, "bias": torch.zeros}  # no-op gains and biases, which this model may lack
         unrolled = {}
         for name, shape in shapes.items():
             known = looped_name(name, config, passes)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 2000  # consecutive draws without a new puzzle after which the supply counts as exhausted
 PADDING = "_-~^"  # characters that can represent padding; the first one that is not a symbol of the task is used
-MOST_SYMBOLS = 126  # limited by int8, in which tokens are saved
+MOST_SYMBOLS = 126  # limited by int8, the dtype of saved tokens
 
 
 def describe(

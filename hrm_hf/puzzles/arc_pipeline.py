@@ -215,7 +215,7 @@ class ArcTaskSolving(PuzzleTask):
 
     name = "arc"
     title, plural = "ARC", "ARC-AGI tasks"
-    reports_valid = False  # the only rule is that an answer must be a grid, which says little
+    reports_valid = False  # any grid is valid, so the fraction of valid answers says little
     named_puzzles = True
     original_board = (SEQ_LEN, VOCAB_SIZE, None)
     palette = COLORS

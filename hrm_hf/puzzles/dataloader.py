@@ -94,7 +94,7 @@ class PuzzleOrder:
             if (np.diff(getattr(rows, name)) < 0).any():
                 raise ValueError(
                     f"{name} must be ascending, so that rows of a puzzle and puzzles of a group are adjacent; "
-                    "do not shuffle the data set (training draws its own order), or sort it by this column"
+                    "sort the data set by this column, or do not shuffle it (training draws its own order)"
                 )
         # A puzzle is a range of adjacent rows, and a group is a range of adjacent puzzles.
         self.puzzle_starts = np.flatnonzero(np.diff(rows.puzzle_index, prepend=rows.puzzle_index[0] - 1))

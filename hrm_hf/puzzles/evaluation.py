@@ -168,7 +168,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
 def _search_both(
     task: PuzzleTask, question: np.ndarray, labels: np.ndarray, scores: np.ndarray
 ) -> tuple[bool, int, int]:
-    """Search with and without `scores`. Return whether the answer with scores is right, and each node count."""
+    """Search with and without `scores`. Return whether `scores` led to the right answer, and both node counts."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
     found, plain = task.search(question, scores), task.search(question)

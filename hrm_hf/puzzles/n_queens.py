@@ -18,7 +18,7 @@ class QueensTask(PuzzleTask):
     symbols = ("_", "?", ".", "Q")
     blank = OPEN
     default_shape = (10, 10)
-    rules_prove = True  # generated puzzles have one solution
+    rules_prove = True  # because each generated puzzle has a unique solution
     palette = ("#9aa5b1", "#ffffff", "#fff3b0", "#e76f51")
     legend = {"#ffffff": "open", "#fff3b0": "no queen", "#e76f51": "queen"}
     levels = 3

@@ -322,10 +322,10 @@ class BuildPuzzle(BuildPuzzles):
         argument=True,
     )
     height: int | None = option(
-        "Number of rows. [default: the task's default, or that of the source's puzzles]", None, min=1
+        "Number of rows. [default: the task's default, else the size of the source's puzzles]", None, min=1
     )
     width: int | None = option(
-        "Number of columns. [default: the task's default, or that of the source's puzzles]", None, min=1
+        "Number of columns. [default: the task's default, else the size of the source's puzzles]", None, min=1
     )
 
     def __post_init__(self) -> None:

@@ -205,7 +205,7 @@ class PuzzleTask:
         return "" if token == self.blank or token >= len(self.symbols) else self.symbols[token]
 
     def color(self, token: int) -> str:
-        """Return the color of a cell, if the task has a palette. Tokens without a color show as padding."""
+        """Return the color of a cell (requires a palette). Tokens beyond the palette get the color of padding."""
         return self.palette[token if token < len(self.palette) else PAD_ID]
 
     def ink(self, token: int) -> str:

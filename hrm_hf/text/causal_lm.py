@@ -53,7 +53,7 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:
         if type(error) in (OSError, ImportError, ValueError):
-            raise  # errors raised by transformers itself are clear
+            raise  # transformers' own error messages are clear
         # The tokenizers library does not name the file if tokenizer.json is corrupted.
         raise ValueError(
             f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "

@@ -78,7 +78,7 @@ class CausalLMRun(TrainingRun):
     def results(self, trainer: CausalLMTrainer, metrics: dict[str, Any]):
         args = self.args
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        counted_by_workers = self.data_args.streaming and args.dataloader_num_workers  # bad lines are not counted here
+        counted_by_workers = self.data_args.streaming and args.dataloader_num_workers  # this process sees no bad lines
         return metrics, {
             # This upper bound includes padding and context, and counts the incomplete last step of an epoch as full.
             "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.row_length),

@@ -224,7 +224,7 @@ class CausalLMTrainer(HrmTrainer):
         return self._length_sampler
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any):
-        """Run an epoch after setting the epoch of our sampler, which Trainer does not set on resuming."""
+        """Set the epoch of our sampler, which Trainer does not do on resuming, and run the epoch."""
         if self._length_sampler is not None:
             self._length_sampler.epoch = epoch
         return super()._run_epoch(*args, epoch=epoch, **kwargs)
@@ -312,7 +312,7 @@ def mean_segments(args: LmTrainingArguments, most: int, progress: float) -> int:
     """
     t = min(max(progress, 0) / args.depth_ramp_ratio, 1) if args.depth_ramp_ratio else 1
     grown = (most - 1) * (t if args.depth_ramp == "linear" else 1 - math.sqrt(1 - t))
-    return math.ceil(1 + round(grown, 9))  # round, so floating-point error adds no segment
+    return math.ceil(1 + round(grown, 9))  # floating-point error must not add a segment
 
 
 def freeze_all_but_gate(model: Any) -> None:

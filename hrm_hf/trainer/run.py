@@ -70,7 +70,7 @@ class TrainingRun:
         self.out = Path(args.output_dir)
 
     def validate_options(self) -> None:
-        """Raise ValueError for options that contradict each other, before anything else happens."""
+        """Raise ValueError for options that contradict each other. Called before the data are loaded."""
 
     def load_data(self) -> None:
         """Set `train` and `validation`. Called in all processes."""

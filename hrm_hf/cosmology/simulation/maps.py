@@ -162,7 +162,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # there are enough centers, because each hole hides its own center
+    for centre in rng.permutation(size * size):  # each hole hides its center, so `left` reaches 0
         if not left:
             break
         row, column = divmod(centre, size)

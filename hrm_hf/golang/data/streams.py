@@ -420,7 +420,7 @@ class GoCoderCollator:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    if not row[f"{PLAIN_PREFIX}input_ids"]:  # the row has no attempts, so its stream is already plain
+    if not row[f"{PLAIN_PREFIX}input_ids"]:  # a row without attempts has only one stream
         return row
     ids, labels = row[f"{PLAIN_PREFIX}input_ids"], row[f"{PLAIN_PREFIX}labels"]
     return {"input_ids": ids, "labels": labels, "decision_positions": [], "decision_labels": [], "feedback_ids": []}

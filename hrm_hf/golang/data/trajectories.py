@@ -233,7 +233,7 @@ class Body(NamedTuple):
         return code.decode()
 
     def change_one(self, generator: random.Random, places: list, edit: Callable) -> str | None:
-        """Apply the edit at a random place and return the code, or None if there are no places."""
+        """Apply `edit` at a random element of `places` and return the code, or None if `places` is empty."""
         return self.replaced(edit(generator.choice(places))) if places else None
 
 

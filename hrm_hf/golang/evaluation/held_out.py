@@ -135,7 +135,7 @@ def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: S
 
 
 def _decision_logits(writer: Writer, rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return decision logits [N, 3] from the next token ("tokens") and, if the model has one, from the "head"."""
+    """Return decision logits [N, 3] of the next token ("tokens") and of the refinement head ("head"), if any."""
     choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
     coder = is_go_coder(writer.model)
     has_head = coder and not getattr(writer.model.config, "unified", False)

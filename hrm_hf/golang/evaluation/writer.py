@@ -46,7 +46,7 @@ def load_writer(options: EvaluateGo, device: str) -> tuple["Writer", GoStreamBui
     known = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
     budgets = {name: getattr(options, name) or known[name] for name in ("problem_budget", "context_budget")}
     if is_go_coder(network):
-        network.config.update(budgets)  # so the refinement loop truncates its inputs as `GoStreamBuilder` does
+        network.config.update(budgets)  # the refinement loop must truncate its inputs as `GoStreamBuilder` does
     writer = Writer(
         network, tokenizer, options.batch_size, length, max_code_tokens=options.max_code_tokens,
         repetition_guard=options.repetition_guard,

@@ -124,7 +124,7 @@ def first_fault(code: str | bytes) -> SyntaxFault | None:
     fault = _bad_bytes(text)
     if fault is not None:
         return fault
-    if not text.endswith(b"\n"):  # Go ends the last line with a semicolon; the grammar needs a newline for that
+    if not text.endswith(b"\n"):  # unlike Go, the grammar requires a newline at the end of the file
         text += b"\n"
     root = parse(text).root_node
     if root.has_error:

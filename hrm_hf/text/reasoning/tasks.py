@@ -351,7 +351,7 @@ class Maze(Task):
         return np.argmax(np.where(allowed, rng.integers(1, 2**62, allowed.shape), 0), axis=1)
 
     def _distances(self, free: np.ndarray, start: np.ndarray, most: int) -> np.ndarray:
-        """Return distances from the start through free cells, int64 [N, cells], or `2 * most + 1` for any > `most`."""
+        """Return path lengths from the start, int64 [N, cells]. Cells not reached in `most` steps get 2 * most + 1."""
         shape = (len(free), self.size, self.size)
         far = 2 * most + 1
         found = np.full((shape[0], self.size + 2, self.size + 2), far)  # + 2 for a border of walls

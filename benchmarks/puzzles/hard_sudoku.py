@@ -36,7 +36,7 @@ from ..report import machine, make_parser, write_report
 HEADS, CYCLES = 4, 2
 KINDS = ("row", "column", "box", "symbols")
 RATED_SHARE, LATE_SHARE, LEAVE_PROBABILITY = 0.6, 0.3, 0.3
-MIN_STEPS = 4  # minimum number of steps before a solved board may leave early
+MIN_STEPS = 4  # minimum number of steps before a solved board may be replaced
 REPORT_SECONDS = 45
 
 

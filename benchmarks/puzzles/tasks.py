@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def train(args: argparse.Namespace, name: str, recipe: Path, data: Path, run: Path) -> None:
-    """Build the data unless they exist, train, and save the time of training, without that of the data."""
+    """Build the data unless they exist, train, and save how long the training took."""
     tool = [sys.executable, "-m", "hrm_hf.cli", "data", "puzzle", name, "--out", str(data)]
     sizes = yaml.safe_load(recipe.read_text())["build_data"].split()[2:]
     if not data.exists():

@@ -207,7 +207,7 @@ class GraphedRun:
 
 
 def train_together(arms: dict[str, dict], seeds: list[int], steps: int, save) -> None:
-    """Train all arms and seeds at the same time on one GPU. Calls `save(key, run)` after each evaluation."""
+    """Train all arms and seeds at the same time on one GPU, and call `save(key, run)` after each evaluation."""
     started, runs = time.perf_counter(), {}
     for name in arms:
         for seed in seeds:

@@ -125,7 +125,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--tune_lr",
         action="store_true",
-        help=f"choose the rate among {LEARNING_RATES} that is best on the end of the training file",
+        help=f"choose the learning rate from {LEARNING_RATES} by the loss on the end of the training file",
     )
     parser.add_argument(
         "--tuning_share", type=float, default=0.15, help="fraction of the budget for each rate that --tune_lr tries"

@@ -387,7 +387,7 @@ def train_runs(args, runs: list[Run], valid: torch.Tensor) -> bool:
 
 
 def save(args, run: Run, valid: torch.Tensor, seconds: float) -> None:
-    """Evaluate a trained run with several numbers of passes, and save the results and a pretrained model's weights."""
+    """Save a trained run's metrics for several numbers of passes and, for the arm `pretrained`, its weights."""
     result = {"arm": args.arm, "seed": int(run.seed), "seconds": seconds, "steps": len(run.passes)}
     result |= {"mean_passes": sum(run.passes) / len(run.passes), "graphs": len(run.graphs)}
     result |= {"training_flops": sum(run.flops), "training_loss": run.loss.item()}

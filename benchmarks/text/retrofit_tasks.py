@@ -106,7 +106,7 @@ LAST_ANSWER = {
     "add": (DAMPED | {"input_injection": "add"}, RAMP),
 }
 
-# Random numbers of passes with gradients through the last three, as in the loops that learn tasks of many steps
+# Random numbers of passes, with gradients through the last three (see docs/reasoning.md)
 LOOPED = RANDOM | {"passes": 6, "input_injection": "gated", "loop_step": "rescaled", "bp_segments": 3}
 EVERY_STEP = {
     "plain": (None, {}),

@@ -155,7 +155,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     )
     card = ModelCard.from_template(
         metadata,
-        template_str="{% include card %}",  # huggingface_hub's jinja environment cannot find our layouts
+        template_str="{% include card %}",  # huggingface_hub's jinja environment cannot find our templates
         card=_environment().get_template(template.name),
         config=config,
         task=row.task_of(config),

@@ -52,7 +52,7 @@ from .options import LaunchOptions
 RUN_CLM = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # the options of run_clm.py
 PLAN_FILE = "launch_plan.json"
 BF16_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16 arithmetic
-CHECKPOINTING_FROM = 99_000_000  # number of weights from which activations are checkpointed (hrm-lm-100m: 99,976,706)
+CHECKPOINTING_FROM = 99_000_000  # at this many weights or more, checkpoint activations (hrm-lm-100m: 99,976,706)
 REFERENCE_BATCH = 16  # sequences per optimizer step if there is no recipe
 # Sequences per GPU in the original launcher, by number of GPUs.
 GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2: 3, 4: 2, 8: 1}}
@@ -384,7 +384,7 @@ def _does_not_fit(model: str, shape: ModelShape, length: int, usable: int, optio
 
 
 def _recipe_batch(recipe: dict[str, Any]) -> int:
-    """Return the recipe's sequences per step on one process, for which its learning rate was chosen."""
+    """Return the sequences per optimizer step for which the recipe's learning rate was chosen (on one process)."""
     if "global_batch_size" in recipe:
         return int(recipe["global_batch_size"])
     if "per_device_train_batch_size" not in recipe:

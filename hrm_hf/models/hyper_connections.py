@@ -222,7 +222,7 @@ def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 class _NormedProjection(torch.autograd.Function):
-    """Computes fn RMSNorm(x) for x [tokens, n C], dividing by the norm after the matrix product.
+    """Computes fn @ RMSNorm(x) for x [tokens, n C], dividing by the norm after the matrix product.
 
     As in section 4.3 of the paper, the normalized streams are never stored, neither here nor in the backward pass.
     Tokens are the last axis of the result, so elementwise operations on the few coefficients run over long rows.

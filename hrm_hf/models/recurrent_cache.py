@@ -124,7 +124,7 @@ def slot_of(config, segment: int, visit: int) -> int:
         visit += segment * config.segment_visits
     elif config.kv_layout == "last_visit":
         low = config.L_cycles * config.num_l_layers
-        visit %= low + config.num_h_layers  # a cycle's visits use the slots of the previous cycle again
+        visit %= low + config.num_h_layers  # each cycle reuses the slots of the previous cycle
         visit = visit % config.num_l_layers if visit < low else config.num_l_layers + visit - low
     return config.prelude_layers + visit
 

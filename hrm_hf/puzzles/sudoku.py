@@ -109,7 +109,7 @@ def generated_sudoku(
     clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
     train_how, test_how, grids = {}, {}, None
     if size == 4:
-        # There are so few distinct 4x4 puzzles that a large test split could use them all, so divide them in advance.
+        # There are few 4x4 grids, and a large test split could use them all, so divide them between the splits first.
         order = rng_of((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
         grids, others = np.split(order, [round(len(order) * TEST_FRACTION)])
         test_how = {"grids": grids, "share": (0.0, TEST_FRACTION)}

@@ -162,7 +162,7 @@ class _Stream(NamedTuple):
         return attempts, Puzzles(boards, solutions, ratings, forms)
 
 
-BATCH = 1024  # puzzles per batch; memory holds dozens of arrangements of each puzzle
+BATCH = 1024  # puzzles per batch, limited because dozens of arrangements of each puzzle are in memory at once
 
 
 def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
@@ -231,7 +231,7 @@ class _Pairs(NamedTuple):
     """
 
     codes: np.ndarray  # each permutation as one number, `permutation @ powers`, in ascending order, int64 [pairs]
-    kinds: np.ndarray  # [pairs]; symmetric row pairs share a kind, and kinds are numbered by their smallest second row
+    kinds: np.ndarray  # kind of each row pair [pairs], shared by symmetric pairs and numbered by smallest code
     starts: np.ndarray  # index in `orders` where the column orders of each row pair start [pairs]
     counts: np.ndarray  # number of column orders of each row pair [pairs]
     orders: np.ndarray  # column orders of all row pairs [entries, size]
@@ -252,7 +252,7 @@ def _pairs_of_rows(size: int) -> _Pairs:
     for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no digit repeats in a box
         if int(smallest @ powers) in found:
             continue
-        # Find all pairs symmetric to `smallest`. It is the smallest, because permutations are in ascending order.
+        # Find all pairs symmetric to `smallest`, which comes first because `all_orders` is in ascending order.
         turned = np.take_along_axis(orders, smallest[np.argsort(orders, axis=1)], axis=1)
         codes.append(turned @ powers)
         kinds.append(np.full(len(orders), len(kinds)))

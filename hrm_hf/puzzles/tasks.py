@@ -263,7 +263,7 @@ class PuzzleTask:
         return np.ones(len(board), dtype=bool)
 
     def units(self) -> dict[str, list[list[int]]]:
-        """Return the cells of each unit by kind, such as {"row": ..., "column": ...}, for models that mix by units."""
+        """Return the cells of each unit by kind, such as {"row": ...}, used by models with mixing="units"."""
         return {}
 
     def neighbours(self, marked: np.ndarray) -> np.ndarray:

@@ -23,9 +23,9 @@ class AnswerDataArguments:
     eval_data: list[str] = HfArg(default_factory=list, help="Held-out data, in the same format as --train_data.")
     train_split: str = HfArg(default="train", help="Split of Hub data sets to train on.")
     eval_split: str = HfArg(default="validation", help="Split of Hub data sets to evaluate on.")
-    max_train_samples: int | None = HfArg(default=None, help="Train only on the first N documents.")
+    max_train_samples: int | None = HfArg(default=None, help="Train only on the first N rows or documents.")
     max_eval_samples: int | None = HfArg(
-        default=None, help="Evaluate only on the first N documents; with --streaming, hold them out of the stream."
+        default=None, help="Evaluate on the first N rows or documents; with --streaming, hold them out of the stream."
     )
     tokenizer_name: str | None = HfArg(
         default=None, help="byte, or a tokenizer's Hub name or folder; if unset, the tokenizer saved with the weights."

@@ -141,12 +141,12 @@ def _use_inference_likelihoods(trainer: DpoTrainer | GrpoTrainer) -> None:
             parameter.requires_grad_(False)
 
 
-def _as_in_inference(body: torch.nn.Module, args: tuple) -> None:
-    """Turn off the body's training mode before each call, because trainers enable it at every step.
+def _as_in_inference(base_model: torch.nn.Module, args: tuple) -> None:
+    """Turn off the base model's training mode before each call, because trainers enable it at every step.
 
     Submodules stay in training mode: TRL has an option for dropout, and activation checkpointing needs that mode.
     """
-    body.training = False
+    base_model.training = False
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ class Guide(NamedTuple):
     """Mapping from the option names that one training guide uses (with underscores) to the names of our options."""
 
     page: str  # page in docs/coming_from
-    option: str  # option that identifies the scripts for this guide's models
+    option: str  # an option that only the scripts for this guide's models have
     names: dict[str, str]
     fields: str | None = None  # prefix that the guide uses for fields of the model's config
 

@@ -162,7 +162,7 @@ def _first_error(root: "Node") -> "Node":
 
 
 def _describe(text: bytes, node: "Node") -> SyntaxFault:
-    """Return the syntax error at a tree-sitter node. The node gives the location but rarely the category."""
+    """Return the syntax error at a tree-sitter node. The node has the error's location but rarely its category."""
     opened = _brackets(text)
     if opened is not None and opened.category == "unterminated literal":
         return opened

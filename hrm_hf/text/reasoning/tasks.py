@@ -88,7 +88,7 @@ def question_part(words: np.ndarray) -> Questions:
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Create question parts [N, T] with one blank per answer. Computing an answer takes `steps` steps."""
+    """Create question parts [N, T] with one blank per answer. `steps` counts the steps to compute each answer."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0

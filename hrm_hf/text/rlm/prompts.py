@@ -101,7 +101,8 @@ def describe_context(context: Any) -> str:
 def validate_context(context: Any) -> None:
     """Raise ValueError unless a context is a str, list or dict of at most 10 million values."""
     if not isinstance(context, (str, list, dict)):
-        raise ValueError(f"context is a {type(context).__name__}; expected str, list or dict; pass the text of a file")
+        kind = type(context).__name__
+        raise ValueError(f"context is a {kind}; expected str, list or dict; to use a file, pass its text")
     if _size(context, MAX_CONTEXT_VALUES) > MAX_CONTEXT_VALUES:
         raise ValueError(f"context contains more than {MAX_CONTEXT_VALUES} values; shorten it")
 

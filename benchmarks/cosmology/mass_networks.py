@@ -142,7 +142,7 @@ def drawn(info, changes: dict, count: int, folder: Path) -> tuple:
 
 
 def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) -> list[dict]:
-    """For each mask fraction, compare map errors with all segments and with halting, and count the segments used."""
+    """Compare map errors of fixed and adaptive halting, and count segments, for each mask fraction."""
     found = []
     for share in shares:
         _, rows = drawn(info, {"mask_fraction": share}, count, folder / f"masked {share}")

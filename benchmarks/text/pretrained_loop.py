@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=12_000_000, help="characters to read from a text file")
     parser.add_argument("--only", nargs="+", choices=["table", "adapters", "full"], default=["table", "adapters"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=300, help="steps of the plain arm")
+    parser.add_argument("--steps", type=int, default=300, help="steps of the first arm; the others get as many FLOPs")
     parser.add_argument("--rows", type=int, default=8, help="rows per batch")
     parser.add_argument("--length", type=int, default=512, help="tokens per row or document")
     parser.add_argument("--documents", type=int, default=64, help="validation documents")

@@ -410,9 +410,9 @@ def save(args, run: Run, valid: torch.Tensor, seconds: float) -> None:
 
 @torch.no_grad()
 def evaluate(args, run: Run, text: torch.Tensor, passes: int | None = None) -> dict:
-    """Return bits per byte, accuracy by K and the norm of the state for a number of passes, by default as trained.
+    """Return bits per byte, accuracy by number of steps, and state norm, by default with the trained passes.
 
-    Answers are read in one forward pass. An answer is right if all its items are.
+    One forward pass predicts all items of an answer. An answer is right if all its items are.
     """
     run.model.eval()
     passes = passes or run.trained_passes

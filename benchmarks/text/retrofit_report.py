@@ -64,7 +64,7 @@ def print_table(report: dict) -> None:
 
 
 def plot(report: dict, args, name: str) -> None:
-    """Plot the right answers by training FLOPs, by K and by passes: a line per arm, the mean over its seeds."""
+    """Plot accuracy by training FLOPs, steps per question, and passes: one line per arm, averaged over seeds."""
     figure, axes = new_figure(1, 3, (14, 4.2))
     training, steps, passes = axes[0]
     layers = sum(int(number) for number in args.layers.split(","))

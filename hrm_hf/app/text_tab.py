@@ -150,7 +150,7 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
             size = {"lines": 4, "max_lines": 10}
             plain = gr.Textbox(label="As plain text", buttons=["copy"], elem_classes="plain-text", **size)
 
-    def stream(begins, most_new, temperature, top_p, top_k, seed, *chosen):  # Gradio passes all arguments
+    def stream(begins, most_new, temperature, top_p, top_k, seed, *chosen):  # one value per input component
         segments, criterion, threshold = chosen or (None, None, None)
         options = WriteText(
             max_new_tokens=int(most_new), temperature=float(temperature), top_p=float(top_p), top_k=int(top_k),

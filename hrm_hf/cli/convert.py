@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from ..export import ExportGguf, ExportHrmText, ExportOnnx, ExportTorch
-from ..puzzles.options import TEXT, ConvertCheckpoint
+from ..puzzles.options import ONLY_OUT, ConvertCheckpoint
 from ..text.options import RetrofitOptions
 from .command import report, takes, validate_model
 
@@ -20,20 +20,20 @@ def convert(options: ConvertCheckpoint, as_json: bool):
     Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run --out hrm-sudoku;
     hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth --out eqr-sudoku
     """
-    from ..io.model_names import ModelError, find_model, is_below_here
+    from ..io.model_names import ModelError, find_model, is_local
     from ..io.usage import as_usage_errors
 
     src = options.src
-    if options.revision is None and not Path(src).exists() and ("/" not in src or is_below_here(src)):
+    if options.revision is None and not Path(src).exists() and ("/" not in src or is_local(src)):
         raise ModelError(f"{src} does not exist; use a checkpoint folder, or OWNER/NAME on the Hub")
     from ..hub import hub_address, pull_address
 
     address = as_usage_errors(hub_address, src, options.revision)
     if address is not None:
         find_model(address.repo_id)
-        if options.architecture in TEXT or options.to_original:
+        if options.architecture in ONLY_OUT or options.to_original:
             src = pull_address(address)
-    if options.architecture in TEXT:
+    if options.architecture in ONLY_OUT:
         from ..text.convert import convert_hrm_text1, convert_rlm_mhc
 
         converter = convert_hrm_text1 if options.architecture == "hrm_lm" else convert_rlm_mhc

@@ -158,7 +158,7 @@ class BuildFromFiles(SurveyOptions):
             self._reject(("omega_m", "sigma_8"), "maps without --labels")
 
     def reader(self, kind: str) -> dict[str, Any]:
-        """Return the options that were set for the reader of `kind`. Raises UsageError for other readers' options."""
+        """Return the options given for `kind` files. Raise UsageError if an option has no effect on them."""
         known = READS[kind] + (READS_FOR_SHEAR[kind] if self.observable == "shear" else ())
         every = dict.fromkeys(name for reads in (READS, READS_FOR_SHEAR) for names in reads.values() for name in names)
         self._reject([name for name in every if name not in known], f"{self.observable} of {kind} files")

@@ -26,7 +26,7 @@ class ExportGguf(ExportOptions):
 
     dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of weight matrices; vectors stay in f32.", "f16")
     layout: Literal["nanbeige", "hrm_text", "llama"] | None = option(
-        "Architecture in llama.cpp. If the model fits several, the default is the one with the smallest file.", None
+        "Architecture in llama.cpp. [default: of those that fit the model, the one with the smallest file]", None
     )
 
 

@@ -98,7 +98,7 @@ class PuzzleStep(nn.Module):
     def forward(self, input_ids, puzzle_identifiers, z_H, z_L, reset):
         model, reasoner = self.model, self.model.model
         rows = None
-        if reasoner.puzzle_emb is not None:  # puzzle_emb.forward checks the ids, which cannot be traced
+        if reasoner.puzzle_emb is not None:  # puzzle_emb.forward validates ids, and the check cannot be traced
             rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
         z_H, z_L = (replace_rows(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))

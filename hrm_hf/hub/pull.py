@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ..io.files import load_json
-from ..io.model_names import is_below_here
+from ..io.model_names import is_local
 
 
 TEMPORARY_ERRORS = (408, 409, 423, 425, 429)  # client errors for which a retry may succeed
@@ -65,7 +65,7 @@ def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
         ValueError: a different host, an invalid name, two different revisions, or a revision for a local path.
     """
     is_url = "://" in text
-    if not is_url and ("/" not in text.strip("/") or is_below_here(text)):
+    if not is_url and ("/" not in text.strip("/") or is_local(text)):
         if revision is not None:
             raise ValueError(f"revision={revision!r}: only valid for models on the Hub; {text} is a local path")
         return None

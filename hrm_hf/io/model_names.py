@@ -25,11 +25,11 @@ def is_path(name: str) -> bool:
 
     A path exists, or starts with ".", "/", "~" or a local folder (`runs/...`), or has more than two parts.
     """
-    return name.count("/") > 1 or is_below_here(name)
+    return name.count("/") > 1 or is_local(name)
 
 
-def is_below_here(text: str) -> bool:
-    """Return whether a name is a local path, not OWNER/NAME or OWNER/NAME/FILE on the Hub."""
+def is_local(text: str) -> bool:
+    """Return whether a path exists, or starts with ".", "/", "~" or a local folder."""
     owner, slash, _ = text.partition("/")
     return text[:1] in "./~" or Path(text).exists() or (bool(slash) and Path(owner).is_dir())
 

@@ -110,7 +110,7 @@ def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path)
 
 def _plain(value: Any) -> Any:
     """Convert a stored configuration to dicts, lists, strings and numbers. Other values become None."""
-    if isinstance(value, _Inert):  # stands for an OmegaConf node
+    if isinstance(value, _Inert):  # the stand-in for an OmegaConf node
         return _plain(value.fields.get("_content", value.fields.get("_val")))
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}

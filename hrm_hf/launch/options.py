@@ -37,7 +37,7 @@ class LaunchOptions(Options):
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
-        "memory: use the largest batch that fits; guide: use the batch size of the original guide.",
+        "memory: use the largest batch that fits; guide: use the batch size in the original project's guide.",
         "memory",
         flags=spellings("batch_table"),
     )

@@ -105,7 +105,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # Look for fields given under two names here, because later a default looks like a given value.
+        # Checked here, because __post_init__ cannot tell a given value from a default.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(

@@ -219,8 +219,9 @@ def segment_losses(
     if q_logits is not None:
         q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
-        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # halted tokens repeat their last values
-        gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))
+        # If all tokens halted early, repeat their last values for the segments that did not run.
+        repeated = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)
+        gate["ponder_loss"] = ponder_loss(config, torch.cat([q, repeated], dim=1))
         metrics |= gate_metrics
         terms |= {name: value.sum() / num_items for name, value in gate.items()}
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2

@@ -403,7 +403,7 @@ class MhcMetricsMixin:
 
     @torch.no_grad()
     def _maps(self, input_ids, inputs) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return H_res and token weights [B, S] per site, in execution order. Static maps have no weights (None)."""
+        """Return per site, in execution order, H_res and weights [B, S] for its mean over tokens (None if static)."""
         base = self.base_model
         if not self.config.mhc_enabled:
             return []

@@ -169,7 +169,7 @@ def validate_decoder(config: PreTrainedConfig) -> None:
 
 
 def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | None) -> tuple[int, int, int]:
-    """Return the number of layers before, in and after the loop, choosing those that are None."""
+    """Return the number of layers before, in and after the loop, with defaults in place of None."""
     if loop is None:
         free = total - (prelude or 0) - (coda or 0)
         loop = free if None not in (prelude, coda) else min(max(2, round(total / 8)), free)
@@ -220,7 +220,7 @@ def looped_name(name: str, config: HrmLmConfig, passes: int = 1) -> str:
 
 
 def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
-    """Raise ValueError if no unrolled decoder computes the same as the looped model with this many passes."""
+    """Raise ValueError if no decoder has the same outputs as the looped model with this many passes."""
     whole(1, name="passes")(passes)
     needed = {"num_h_layers": 0, **DECODER, "step_vectors": False, "pass_gains": False, "quantization_config": None}
     del needed["norm_affine"]  # a model without gains becomes a decoder with gains of 1

@@ -108,7 +108,7 @@ class VisitedLayersMixin:
         return None
 
     def generation_options(self, config: GenerationConfig) -> dict[str, Any]:
-        """Return the values that a generation config has for the arguments in `_generation_options`."""
+        """Return the arguments in `_generation_options` that a generation config sets, with their values."""
         return {name: value for name in self._generation_options if (value := getattr(config, name, None)) is not None}
 
     def init_continuous_batching(

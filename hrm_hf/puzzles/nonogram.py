@@ -102,13 +102,13 @@ def _patterns(length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _possible(lines: np.ndarray, clues: np.ndarray) -> np.ndarray:
-    """Return bool [L, n, 2]: whether a cell may be empty, or filled, given the clues and all other filled cells.
+    """Return bool [L, n, 2]: whether a cell may be empty or filled, given its line's clues and other known cells.
 
-    The clues [L, count] of a line may start at any place.
+    The clues [L, count] may contain NONE in any position.
     """
     patterns, their_clues = _patterns(lines.shape[1], clues.shape[1])
     order = np.argsort(clues != NONE, axis=1, kind="stable")
     fits = (np.take_along_axis(clues, order, axis=1)[:, None] == their_clues).all(axis=2)
     differs = (lines > OPEN)[:, None] & (patterns != (lines == FILLED)[:, None])  # [L, patterns, n]
-    agrees = fits[:, :, None] & (differs.sum(axis=2, keepdims=True) == differs)  # patterns fitting all other cells
+    agrees = fits[:, :, None] & (differs.sum(axis=2, keepdims=True) == differs)  # match all other cells
     return np.stack([(agrees & ~patterns).any(axis=1), (agrees & patterns).any(axis=1)], axis=2)

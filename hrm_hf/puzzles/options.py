@@ -105,7 +105,7 @@ def is_puzzle(word: str) -> bool:
 
 
 def shipped_task(text: str) -> str | None:
-    """Guess a board's task, among those with a shipped model, without the slow import of numpy."""
+    """Return "maze" or "sudoku" if a text looks like such a board, without the slow import of numpy."""
     cells = FRAME.sub("", text)
     if len(text) >= 9 and "#" in text and sum(cell in "#SGo \n\r" for cell in text) > 0.6 * len(text):
         return "maze"
@@ -318,7 +318,7 @@ class BuildPuzzle(BuildPuzzles):
     """Options of `hrm-hf data puzzle`."""
 
     task: str = option(
-        "Task: FILE.py:CLASS, MODULE:CLASS or a name; generic for pairs of puzzles and solutions without a task.",
+        "Task: a name, FILE.py:CLASS or MODULE:CLASS. Use generic if you only have puzzles and their solutions.",
         argument=True,
     )
     height: int | None = option(
@@ -363,7 +363,7 @@ class ExportPuzzles(Options):
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # language models that accept only --out, with the reason that the error for other options gives
+ONLY_OUT = {  # why these architectures accept only SRC and --out
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }
@@ -399,8 +399,8 @@ class ConvertCheckpoint(Options):
         if self.to_original and given:
             flag = f"--{given[0].replace('_', '-')}"
             raise UsageError(f"{flag} has no effect with --to-original, because checkpoints store it; remove it")
-        if self.architecture in TEXT and (self.to_original or given or self.step is not None):
-            raise UsageError(f"{self.architecture} accepts only SRC and --out: {TEXT[self.architecture]}")
+        if self.architecture in ONLY_OUT and (self.to_original or given or self.step is not None):
+            raise UsageError(f"{self.architecture} accepts only SRC and --out: {ONLY_OUT[self.architecture]}")
         if self.to_original and self.architecture not in WITH_WAY_BACK:
             known = " and ".join(WITH_WAY_BACK)
             raise UsageError(f"{self.architecture} cannot be converted back; only {known} can", "--to-original")

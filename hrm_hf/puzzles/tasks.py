@@ -452,7 +452,7 @@ class PuzzleTask:
         return result
 
     def legal(self, tokens: np.ndarray) -> np.ndarray:
-        """Replace tokens that have no symbol with padding, if the model's vocabulary is larger."""
+        """Replace tokens without a symbol, which a model with a larger vocabulary may predict, with padding."""
         return np.where(tokens < (len(self.symbols) or self.vocab_size), tokens, PAD_ID)
 
 

@@ -251,7 +251,7 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
 
 def _validate_theta(value: Any, name: str) -> None:
     """Raise a ValueError that names the field `name` if a RoPE theta is missing or not positive."""
-    if value is None:  # the check below accepts None, because fields may be optional
+    if value is None:  # `number` accepts None, the value of unset optional fields
         raise ValueError(f"{name}=None: must be a number")
     number(1e-6, name=name)(value)
 

@@ -195,11 +195,11 @@ class PostTrainingRun(TrainingRun):
         return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out} to evaluate on"
 
     def save_options(self) -> None:
-        """Save the options without `generation_batch_size`, which GRPOConfig derives and would then reject."""
+        """Save the options in recipe.yaml, without a derived one that GRPOConfig would reject in the next run."""
         model_args, data_args, args, *others = self.options
         if isinstance(args, GRPOConfig):
             args = copy.copy(args)
-            args.generation_batch_size = None
+            args.generation_batch_size = None  # derived, and cannot be combined with steps_per_generation
         save_recipe(self.out / "recipe.yaml", model_args, data_args, args, *others)
 
     def make_trainer(self, model: PreTrainedModel | PeftModel) -> PostTraining:

@@ -54,7 +54,7 @@ class MetricAccumulator:
         """Return and reset the sums over all processes, and the steps and seconds since the last call (collective)."""
         sums, self.sums = self.sums, {}
         found = {}
-        if sums:  # there are none if every step since the last call was dropped
+        if sums:  # empty if every step since the last call was dropped
             found = dict(zip(sums, accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()))
         steps, seconds = step - self.since_step, time.perf_counter() - self.since
         self.restart(step)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INFO_FILE = "cosmology.json"
 SPLITS = ("train", "test")
-TEST_ID = 10**9  # cosmology_id of the first simulated test cosmology, so ids are unique across splits
+TEST_ID = 10**9  # first cosmology_id of simulated test maps, so that no id occurs in both splits
 PARAMETERS = ("omega_m", "sigma_8")
 TYPES = {"source": "string", "longitude": "float64", "latitude": "float64"}  # types of columns that are not float32
 TYPES |= dict.fromkeys(("axis", "slab", "seed", "cosmology_id"), "int64")
@@ -228,7 +228,7 @@ class FilesInfo(MapsInfo):
 
     @property
     def prior(self) -> Mapping[str, tuple[float, float]]:
-        """Return the `prior_bounds`. Raises ValueError if there are no labels."""
+        """Return `prior_bounds`. Raise ValueError if there are no labels."""
         if self.prior_bounds is None:
             raise ValueError(
                 f"the {self.kind} maps of this data set have no labels {' and '.join(PARAMETERS)}, so models cannot "

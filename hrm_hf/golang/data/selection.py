@@ -23,7 +23,7 @@ GO_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])*'|\w+|[^\w\s]", re.DOTALL
 )
 NGRAM = 20  # number of consecutive tokens that a record must not share with an evaluation task
-# Columns with prompts and solutions in evaluation files. Tests are skipped, because their boilerplate is common.
+# Columns with prompts and solutions in evaluation files. Tests are not compared, because many share boilerplate.
 EVALUATION_TEXTS = (
     "prompt", "canonical_solution", "buggy_solution", "declaration", "docstring", "instruction", "description",
 )  # fmt: skip

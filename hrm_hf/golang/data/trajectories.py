@@ -33,7 +33,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # Probabilities of zero, one, two and three failed attempts before the solution. The mean is two, so a third of the
 # decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
-SYNTAX_ONLY = 0.5  # fraction of trajectories whose verdicts hide the type errors that the oracle finds
+SYNTAX_ONLY = 0.5  # with the oracle "types": fraction of trajectories whose verdicts omit type errors
 NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, so the model can also work without a validator
 MAX_CHARACTERS = 4000  # maximum total length of the code in a trajectory; failed attempts that exceed it are dropped
 CHUNK = 64  # records per validator call

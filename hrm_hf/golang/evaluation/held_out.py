@@ -229,7 +229,7 @@ def _repair_case(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | N
 def evaluate_refinement(
     writer: Writer, records: Sequence[Record], validator: Validator, options: EvaluateGo
 ) -> dict[str, Any]:
-    """Compare the refinement loop with as many independent samples as attempts, at the same temperature.
+    """Compare the refinement loop with the same number of independent samples, at the same temperature.
 
     The loop's answer is the last attempt that passes the validator, or else the last attempt. The baseline is an
     oracle that finds a correct sample if there is one: "resampling" is its success rate after one, two, ... samples,

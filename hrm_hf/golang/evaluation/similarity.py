@@ -80,12 +80,12 @@ def _subtrees(code: str) -> Counter:
 # ---- shortened code ----
 
 
-def is_shortened(code: str, than: str) -> bool:
-    """Check whether `code` has fewer than KEPT_SHARE times as many statements as `than`.
+def is_shortened(code: str, original: str) -> bool:
+    """Check whether `code` has fewer than KEPT_SHARE times as many statements as `original`.
 
-    `than` is the attempt that `code` repairs, or the reference.
+    `original` is the attempt that `code` repairs, or the reference.
     """
-    wanted = statement_count(than)
+    wanted = statement_count(original)
     return wanted > 0 and statement_count(code) < KEPT_SHARE * wanted
 
 

@@ -111,7 +111,7 @@ class MontySession:
                     raise CapReachedError("max_wall_seconds")
                 step = self._answer(step)
         except (self.monty.MontyError, RecursionError, OverflowError, MemoryError) as error:
-            return error  # transferring a value between the processes can raise the last three types
+            return error  # values transferred between processes can raise the last three exceptions
         if step.output is not None:
             write(_shown(step.output))
         return None

@@ -62,6 +62,6 @@ def register() -> None:
 
 
 hide_messages(OF_IMPORTS)
-# Our programs, which import hrm_hf_start or are run as `-m hrm_hf.cli`, call register() when they load a model.
+# To start fast, our programs (which import hrm_hf_start or run as `-m hrm_hf.cli`) register when they load a model.
 if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

@@ -93,7 +93,7 @@ def train_step(model, args, compiled: bool = False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # as training with --torch_compile does
+        compile_segment(model)  # as --torch_compile does
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)

@@ -94,7 +94,7 @@ class GoSyntaxReward(_GoReward):
         self.validator = best_validator()
 
     def __call__(self, *, reference: list[str] | None = None, **batch: Any) -> list[float]:
-        from .evaluation.similarity import is_shortened  # imports torch, which the options do not need
+        from .evaluation.similarity import is_shortened  # imported here because options do not need torch
 
         samples = self.code_samples(batch["prompts"], batch["completions"], batch["completion_ids"])
         complete = list({code for code in samples if code is not None})

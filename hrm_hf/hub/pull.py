@@ -169,7 +169,7 @@ def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str
     found = api.verify_repo_checksums(repo_id, revision=commit, local_dir=folder)
     for each in found.mismatches:
         file = folder / each["path"]
-        Path(os.path.realpath(file)).unlink()  # if the file is a link in the cache, this deletes its blob
+        Path(os.path.realpath(file)).unlink()  # the cached blob, if the file is a link
         file.unlink(missing_ok=True)
     if found.mismatches:
         names = ", ".join(each["path"] for each in found.mismatches)

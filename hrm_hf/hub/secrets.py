@@ -29,7 +29,7 @@ SECRETS_FILES = (
     "id_rsa", "id_ecdsa", "id_ed25519", "credentials", "credentials.json",
 )  # fmt: skip
 NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
-BLOCK, OVERLAP = 2**18, 2**13  # bytes per block and per overlap of two blocks; no secret is longer than the overlap
+BLOCK, OVERLAP = 2**18, 2**13  # bytes per block, and bytes that two blocks share (more than the longest secret)
 TENSOR = re.compile(r"(^|/)data/\d+$")  # path of a tensor in a torch archive
 PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # strings long enough to be a secret
 # Detectors from detect-secrets. Slow ones only search texts that contain one of the listed words (in lower case).
@@ -133,7 +133,7 @@ def _blocks(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[bytes]:
 
 
 def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[BinaryIO]:
-    """Yield the content of a file without its tensors."""
+    """Yield streams with the text and metadata of a file, but not its tensors."""
     if name.endswith(".safetensors") and isinstance(source, Path):
         try:
             with safe_open(source, "pt") as opened:

@@ -445,7 +445,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         validate_labels(targets, tokens, self.config.vocab_size)
         options = {"num_segments": num_segments, "exit_criterion": exit_criterion, "exit_threshold": exit_threshold}
-        if "cache" in kwargs:  # continuous batching cannot pass `options` to forward
+        if "cache" in kwargs:  # continuous batching does not pass these arguments
             options |= self.batch_options
         plan = self.plan(tokens, schedule=schedule, **options)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)

@@ -185,7 +185,7 @@ def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | 
 
 
 def looped_config(source: PreTrainedConfig, layers: tuple[int, int, int], loop: dict, given: dict) -> HrmLmConfig:
-    """Return the config of a looped model with a decoder's shapes. `given` must not change what one pass computes."""
+    """Return the config of a looped model with a decoder's shapes. `given` must not set the same fields."""
     fixed = {
         **{name: LOOP[name] for name in FLAT},
         **DECODER,

@@ -6,7 +6,15 @@ import sys
 
 
 SECONDS = 900
-BLOCK = 'import sys; sys.modules["hrm_hf"] = None  # an installed one must not be found either\n'
+# Shortens the start and the end of a process: no garbage collection, and without packages that transformers imports
+# if they are installed.
+START = """
+import atexit, gc, sys
+gc.disable()
+atexit.register(gc.freeze)
+sys.modules.update(bitsandbytes=None, torchao=None)
+"""
+BLOCK = 'sys.modules["hrm_hf"] = None  # an installed one must not be found either\n'
 
 
 def run(
@@ -24,6 +32,6 @@ def run(
     if package:
         environment["PYTHONPATH"] = str(package)
     return subprocess.run(
-        [sys.executable, "-c", ("" if package else BLOCK) + code, *map(str, arguments)],
+        [sys.executable, "-c", START + ("" if package else BLOCK) + code, *map(str, arguments)],
         cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
     )  # fmt: skip

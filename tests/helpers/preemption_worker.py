@@ -1,6 +1,6 @@
 """Runs in one or two processes that a signal stops, and that resume; for tests/trainer/test_preemption.py.
 
-    torchrun --nproc_per_node 1 tests/helpers/preemption_worker.py FOLDER
+    torchrun --nproc_per_node 1 tests/helpers/started.py tests/helpers/preemption_worker.py FOLDER
 
 exits like a training script that was stopped.
 """

@@ -1,10 +1,17 @@
 """Processes for tests: clean interpreters that call a function or run a script, alone or as a gloo group.
 
+    torchrun --nproc_per_node 1 tests/helpers/started.py SCRIPT ARGUMENTS
+
+runs a script in the same way.
+
 Tests of the launchers' own processes are in tests/hpc, tests/launch and trainer/test_accelerate_configs.py.
 """
 
+import atexit
+import gc
 import multiprocessing
 import os
+import pickle
 import runpy
 import socket
 import subprocess
@@ -20,7 +27,7 @@ _context = multiprocessing.get_context("spawn")
 def process(function, *args, environment: dict[str, str] | None = None, output: Path | None = None):
     """Return an unstarted process that calls `function` in this process's folder and environment."""
     environment = dict(os.environ if environment is None else environment)
-    return _context.Process(target=_call, args=(environment, os.getcwd(), output, function, args))
+    return _context.Process(target=_call, args=(environment, os.getcwd(), output, pickle.dumps(function), args))
 
 
 def script(path: Path | str, arguments: list[str], **options):
@@ -90,8 +97,8 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def _call(environment: dict[str, str], folder: str, output: Path | None, function, args) -> None:
-    """Body of the process."""
+def _call(environment: dict[str, str], folder: str, output: Path | None, function: bytes, args) -> None:
+    """Body of the process. The function is pickled, so that its module is imported here."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -100,14 +107,27 @@ def _call(environment: dict[str, str], folder: str, output: Path | None, functio
     if output is not None:
         for number, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    # Hide these packages: importing them takes transformers a quarter of its import time.
-    sys.modules.update(bitsandbytes=None, torchao=None)
+    _shorten_imports()
     import torch  # the test process imports this module too, sometimes before torch
 
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
-    function(*args)
+    call = pickle.loads(function)
+    gc.enable()
+    call(*args)
+
+
+def _shorten_imports() -> None:
+    """Halve the time that a process needs to import transformers' trainer and to end."""
+    sys.modules.update(bitsandbytes=None, torchao=None)  # transformers imports them if they are installed
+    gc.disable()  # imports create no garbage
+    atexit.register(gc.freeze)  # Python's last collection then has little to do
 
 
 def _main(script: str, arguments: list[str]) -> None:
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _shorten_imports()
+    _main(sys.argv[1], sys.argv[2:])

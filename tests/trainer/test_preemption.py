@@ -360,8 +360,9 @@ def test_stopped_file_reports_the_preemption_that_the_launcher_hides(tmp_path):
     ignoring = ["sh", "-c", 'trap \'\' USR1; exec "$0" "$@"']  # as job scripts do
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1", "--standalone"]
     result = subprocess.run(
-        [*ignoring, *torchrun, preemption_worker.__file__, str(tmp_path)], capture_output=True, text=True, timeout=300,
+        [*ignoring, *torchrun, started.__file__, preemption_worker.__file__, str(tmp_path)],
         env={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(tmp_path / "stopped")},
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 1 and (tmp_path / "stopped").exists()
     assert "exitcode  : 85" in result.stderr

@@ -48,7 +48,7 @@ METHODS = {"lora": False, "dora": True}
 NAMES = {"lora": "LoRA", "dora": "DoRA"}
 RANK = 8
 STD = 0.005  # standard deviation of the B matrices, which PEFT initializes to zero
-LENGTHS = 0.01  # standard deviation of the relative change in DoRA's magnitudes
+MAGNITUDE_STD = 0.01  # standard deviation of the relative change in DoRA's magnitudes
 PREFIX = "base_model.model."  # prefix that PEFT adds to module names
 SETTINGS = {"puzzles": 32, "text_bytes": 2000, "records": 4, "maps": 32}
 SHOWN = ("float32", "relative", "float64", "adapter_rounding", "weights_rounding", "merged_once", "next_float32")
@@ -136,7 +136,7 @@ def randomize(adapter: nn.Module) -> None:
         if "lora_B" in name:
             parameter.normal_(std=STD, generator=generator)
         elif "lora_magnitude" in name:
-            parameter.mul_(1 + LENGTHS * torch.randn(parameter.shape, generator=generator))
+            parameter.mul_(1 + MAGNITUDE_STD * torch.randn(parameter.shape, generator=generator))
 
 
 def outputs(model: nn.Module, subject) -> torch.Tensor:

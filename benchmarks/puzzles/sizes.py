@@ -178,7 +178,7 @@ def main() -> None:
 
 
 def tabulate(args: argparse.Namespace) -> None:
-    """Measure and print every set, and write the report after each."""
+    """Measure the model on each set of boards. After each, print the results and write the report."""
     if args.model is None:
         config = SeRrmPuzzleConfig.from_preset("symbol-pooling", hidden_size=16, intermediate_size=32, task="sudoku")
         model = SeRrmPuzzleForSolving(config)

@@ -359,7 +359,7 @@ def train_arm(args) -> None:
 
 
 def train_runs(args, runs: list[Run], valid: torch.Tensor) -> bool:
-    """Train runs of an arm at the same time, evaluate them and save the results. Return whether there was time."""
+    """Train runs of an arm at the same time, evaluate them and save the results. Return False if time ran out."""
     seconds, points = 0.0, {}
     for run in runs:
         points[run] = {round(len(run.passes) * n / args.evaluations) for n in range(args.evaluations)}

@@ -26,7 +26,7 @@ class Rearrangements:
     most, items, length = 12, 5, 136  # steps of the hardest questions, tokens per answer, tokens per row
 
     def test_rows(self, count: int, generator: torch.Generator):
-        """Return `count` rows for each K."""
+        """Return `count` rows for each number of steps K."""
         parts = [self.rows(count, generator, steps) for steps in range(1, self.most + 1)]
         return tuple(torch.cat(part) for part in zip(*parts))
 

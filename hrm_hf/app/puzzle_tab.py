@@ -308,7 +308,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     gr.on(others, None, None, timer, js=STOP, **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **BOARD_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.typed_by_cell else "() => ''"
-    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # empties the board before the user can type
+    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # runs in the browser at once, before the user types
     clear.click(_no_answer, None, everything, **BOARD_EVENT)
 
 

@@ -149,7 +149,7 @@ def _llama_tensors(network: PreTrainedModel, visits: Visits, norm: torch.nn.Modu
 
 
 def _blocks(visits: Visits) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of every block. If passes are numbered, `pass_gains` scale each branch's last projection."""
+    """Yield the tensors of every block. In stacks with a pass number, `pass_gains` scale the `BRANCH_ENDS`."""
     block = 0
     for stack, number in visits:
         for index, layer in enumerate(stack.layers):

@@ -32,7 +32,7 @@ PLANNER_OPENERS = (
 RESERVED = ("<BEFORE>", "<AFTER>")  # unused, but kept to preserve token ids
 CLOSERS = ("</PROBLEM>", "</CONTEXT>", "</FILE>", "</PLAN>", "</CODE>", "</VALIDATE>")
 MARKS = ("<STEP>", "<SYNTAX_OK>", "<SYNTAX_ERR>", "<TEST_PASS>", "<TEST_FAIL>")
-# Our vocabularies start with these tokens, so token ids are indices into this tuple.
+# Our vocabularies start with these tokens, so a token's id is its index in this tuple.
 SPECIAL_TOKENS = (
     UNK, BOS, EOS, PAD, *PLANNER_OPENERS[:4], *RESERVED, *PLANNER_OPENERS[4:], "<CODE>", *CLOSERS, *MARKS,
     *DECISION_TOKENS,

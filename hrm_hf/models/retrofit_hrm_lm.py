@@ -37,7 +37,7 @@ from .modeling_utils import only_errors_logged
 from .presets_hrm_lm import LOOP
 
 
-# Model types and class names of decoders. Importing the classes themselves would slow down every start.
+# Model types and class names of decoders. Importing the classes would slow down startup.
 DECODERS = {name.lower(): f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 # Config fields that all decoders share with hrm_lm. Some decoders lack `attention_bias`, `mlp_bias` or `qk_norm`.
 SHARED = (

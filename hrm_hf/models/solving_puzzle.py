@@ -165,7 +165,7 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Return a copy of `found`. `change` computes each field from its value, row axis and values in `others`."""
+    """Return a copy of `found` in which each field is `change(value, row axis, *values in others)`."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:

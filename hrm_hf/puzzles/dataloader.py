@@ -300,7 +300,7 @@ class DifficultyPool:
         self.ramp = ramp
 
     def __call__(self, rows: np.ndarray, progress: float) -> np.ndarray:
-        """Return `rows` [B], or harder rows instead until `progress`, the fraction of the run, reaches `ramp`."""
+        """Replace `rows` [B] with harder ones until `progress`, the completed fraction of the run, reaches `ramp`."""
         share = min(1.0, FIRST_SHARE + (1 - FIRST_SHARE) * progress / self.ramp)
         return self.rows[(self.ranks[rows] * share).astype(np.intp)]
 

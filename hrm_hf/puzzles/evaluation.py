@@ -122,7 +122,7 @@ def evaluate_puzzles(
             rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
             batch, _, identifiers = rows
             started = time.perf_counter()
-            with seeded(model.device, options.seed, start):  # the noise depends on the batch, not on the process
+            with seeded(model.device, options.seed, start):  # the same noise for any number of processes
                 boards = (batch.to(model.device), identifiers.to(model.device))
                 solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
             solution.steps.cpu()  # wait for the device, so the measured time includes its work

@@ -237,7 +237,7 @@ def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generato
 
 
 def _join_rooms(rows: int, columns: int, rng: np.random.Generator):
-    """Connect rooms into a tree by a random depth-first walk. Return connected and unconnected neighbors."""
+    """Connect rooms into a tree by a random depth-first walk. Return neighbors in the tree, and other neighbors."""
     visited = np.zeros((rows, columns), dtype=bool).tolist()
     first = (int(rng.integers(rows)), int(rng.integers(columns)))
     visited[first[0]][first[1]] = True

@@ -41,7 +41,7 @@ class QueensTask(PuzzleTask):
         attacked = self.neighbours(queens) > 0
         could = ((board == OPEN) | queens) & ~attacked  # cells that have a queen or could get one
         grid = could.reshape(self.grid_shape)
-        spare = (grid.sum(0) > grid) & (grid.sum(1, keepdims=True) > grid)  # both lines can get a queen elsewhere
+        spare = (grid.sum(0) > grid) & (grid.sum(1, keepdims=True) > grid)  # its row and column have other such cells
         result = np.zeros((self.seq_len, self.vocab_size), dtype=bool)
         result[:, EMPTY], result[:, QUEEN] = spare.reshape(-1), ~attacked
         return result

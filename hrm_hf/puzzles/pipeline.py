@@ -286,7 +286,7 @@ def search_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[
         "nodes": found.nodes,
         "nodes_without_model": plain.nodes,
     }
-    if found.tokens is None:  # the caller keeps the model's answer and its violations
+    if found.tokens is None:  # no solution found, so the caller keeps the model's answer
         return {"search": report}
     answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
     if solution is not None:

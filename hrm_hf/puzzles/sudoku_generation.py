@@ -110,7 +110,7 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
     missing, fruitless, tried, number, pool = num_puzzles, 0, 0, 0, None
     with contextlib.ExitStack() as stack:
         while missing:
-            ahead = missing * tried / max(num_puzzles - missing, 1)  # attempts to expect at the current success rate
+            ahead = missing * tried / max(num_puzzles - missing, 1)  # attempts still needed at this success rate
             if pool is None and workers > 1 and ahead > POOL_THRESHOLD and number >= len(FIRST_PORTIONS):
                 pool = stack.enter_context(worker_pool(workers, __name__))
             numbers = range(number, number + (min(workers, math.ceil(ahead / PORTION)) if pool else 1))

@@ -496,5 +496,5 @@ def map_tokens(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Do the same as `np.take_along_axis(values, index, axis=1)` in half the time."""
+    """Compute `np.take_along_axis(values, index, axis=1)` in half the time."""
     return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]

@@ -154,7 +154,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     )
 
     depth_warmup_ratio: float = HfArg(
-        default=0.0, help="Initial fraction of the run with one segment per token, at the cost of a plain model."
+        default=0.0, help="Initial fraction of the run with one segment per token, which is as fast as a plain model."
     )
     depth_ramp_ratio: float = HfArg(
         default=0.0,

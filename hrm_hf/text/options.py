@@ -169,7 +169,7 @@ class RlmCaps(Options):
     """Limits for one run of a recursive language model."""
 
     max_turns: int = option("Maximum number of replies in the root REPL, and in each child REPL.", 30, min=1)
-    max_sub_calls: int = option("Maximum total number of prompts in calls of llm_query and rlm_query.", 100, min=1)
+    max_sub_calls: int = option("Maximum total number of prompts in calls to llm_query and rlm_query.", 100, min=1)
     max_depth: int = option("Maximum depth of nested REPLs; at 2 or more, rlm_query opens a child REPL.", 1, min=1)
     max_new_tokens: int | None = option(
         "Maximum number of tokens per reply. [default: 1024, or a quarter of the context window if less]", None, min=1

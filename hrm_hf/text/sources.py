@@ -79,7 +79,7 @@ def open_source(
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
-# ---- files of lines ----
+# ---- text and JSON files ----
 
 
 def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming: bool, cache_dir: str | None):

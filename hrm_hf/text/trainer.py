@@ -30,7 +30,7 @@ PART_COUNTS = {
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# Inputs in which targets or bytes are counted, each with the value that makes a row count nothing.
+# Inputs that metrics are computed from, each with the value that excludes a row. Repeated rows count only once.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }

@@ -236,7 +236,7 @@ def test_bad_usage_is_rejected_before_reading(save_cube, tmp_path):
         assert message in re.sub(r"[\s│]+", " ", result.output)
 
 
-@pytest.mark.parametrize("rows, message", [("", " .*labels"), ("omega_m,sigma_8\n0.3,0.8\n", r" of 1\b")])
+@pytest.mark.parametrize("rows, message", [("", ": .*labels"), ("omega_m,sigma_8\n0.3,0.8\n", r" of 1\b")])
 def test_a_split_needs_labels_of_two_universes(save_cube, table, tmp_path, rows, message):
     readings, labels = [cube_reading(save_cube(contrast(), folder="0"), 250)], table(rows) if rows else None
     with pytest.raises(ValueError, match=rf"test_share=0\.5{message}"):

@@ -344,7 +344,7 @@ def _split(
     if test_share == 1:
         return {"test": list(range(total))}
     if parameters is None:
-        raise ValueError(f"test_share={test_share} requires labels, because no universe may be in two splits")
+        raise ValueError(f"test_share={test_share}: requires labels to tell universes apart; pass a table of labels")
     universes = list(dict.fromkeys(parameters))
     order = np.random.default_rng(seed).permutation(len(universes))
     held_out = {universes[number] for number in order[: round(test_share * len(universes))]}

@@ -253,7 +253,7 @@ def evaluate_refinement(
     loop = _attempts(writer, judged[:typed], validator, most, "refinement", options.temperature)
     of_syntax = lambda samples: [verdict.of_syntax() for verdict in validator(samples)]  # noqa: E731
     loop += _attempts(writer, judged[typed:], of_syntax, most, "refinement", options.temperature)
-    torch.manual_seed(options.seed + 1)  # with the loop's seed, the samples would repeat its first attempt
+    torch.manual_seed(options.seed + 1)  # another seed, so no sample repeats the loop's first attempt
     drawn = [_attempts(writer, judged, None, 1, f"resampling {i + 1}", options.temperature) for i in range(most)]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
     ours, theirs = (_judge(judged, attempts, validator, syntax_only) for attempts in (loop, control))

@@ -104,7 +104,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
     most = kind(size=size, answers=answers).max_difficulty
     limit = f"{size} {kind.size_unit} allow at most {most} {kind.difficulty_unit}"
-    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # small sizes may not allow the default
+    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # the default may be too large for a small size
     if options.difficulty:
         low, high = _span(options.difficulty, "--difficulty", most, limit)
     beyond = (high + 1, min(2 * high, most)) if high < most else None

@@ -58,7 +58,7 @@ OLD_TURNS = "\n\n(Your {count} oldest turns are not shown any more; their variab
 CUT = "\n[{count} more characters were printed and are not shown]"
 
 CODE_LANGUAGES = ("repl", "python", "py")
-MAX_KEYS, MAX_LENGTHS = 20, 50  # limits on keys and item lengths in the description of a context
+MAX_KEYS, MAX_LENGTHS = 20, 50  # maximum number of keys and of item lengths in the description of a context
 MAX_CONTEXT_VALUES = 10_000_000
 MAX_CHARS = 1_000_000  # limit for an answer, and for the value of a block's last line
 MAX_PROMPT_CHARS = 20_000_000  # limit for a sub-call's prompts; tokenization needs 100 times their memory
@@ -134,7 +134,7 @@ def _size(value: Any, most: int, of_text: bool = False) -> int:
     total, parts = 0, [value]
     while parts and total <= most:
         part = parts.pop()
-        part = getattr(part, "attributes", part)  # the REPL's classes store fields in `attributes`
+        part = getattr(part, "attributes", part)  # an instance of a REPL class has its fields in `attributes`
         total += len(part) if of_text and isinstance(part, str) else 1
         if isinstance(part, dict):
             parts += [*part.keys(), *part.values()]

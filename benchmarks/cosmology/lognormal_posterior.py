@@ -24,7 +24,7 @@ from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.models.shear_operator import shear_from_convergence
 
 
-LEAPFROGS = 15  # leapfrog steps per trajectory; at the tuned step size, about one correlation length of the posterior
+LEAPFROGS = 15  # leapfrog steps per trajectory, which then spans about one correlation length of the posterior
 FIRST_STEP = 0.05
 STEP_RANGE = (0.8, 1.2)  # random factor on each trajectory's step size, to avoid periodic trajectories
 WANTED_ACCEPTANCE = 0.7

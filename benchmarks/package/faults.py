@@ -42,7 +42,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="one run of each task")
     parser.add_argument("--runs", type=int, default=6, help="number of runs per task")
     parser.add_argument("--kills", type=int, default=3, help="number of kills per run")
-    parser.add_argument("--seed", type=int, default=0, help="random seed for the times of the kills")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for the kill times")
     args = parser.parse_args()
     if args.quick:
         args.runs = 1

@@ -168,7 +168,7 @@ class GoCoder(CausalLm):
         self.rows = {"records": wanted, "bytes": sum(self.sizes)}
 
     def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-        """Return the loss of each record's code in nats, and the argmax tokens of four rows of joined records."""
+        """Return the loss of each record's code in nats, and the argmax tokens of four packed rows."""
         writer = Writer(model, self.tokenizer, BATCH, self.builder.max_length, progress=False)
         return writer.nats(self.codes, self.starts), [self.run(model).logits.argmax(-1)], []
 

@@ -130,6 +130,6 @@ def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool
 
 @lru_cache
 def _peers(shape: SudokuShape) -> list[list[int]]:
-    """Return the peers of each cell, which must have different digits."""
+    """Return the peers of each cell: the other cells in its row, column and box."""
     units = [set(cells) for _, cells in shape.units]
     return [sorted(set().union(*(u for u in units if cell in u)) - {cell}) for cell in range(shape.cells)]

@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=STEPS_OF_TRAINING, help="training steps")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device; cuda trains runs together")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda trains all runs at once")
     parser.add_argument("--name", default=NAME, help="name of the report")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

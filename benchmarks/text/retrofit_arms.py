@@ -146,7 +146,7 @@ def split(args) -> tuple[int, int, int]:
 
 
 def make_decoder(args, seed: str, layers: int):
-    """Build a Llama or Qwen3 with random weights and positions for one row of the task."""
+    """Build a Llama or Qwen3 with random weights, for sequences of up to one row of the task."""
     torch.manual_seed(int(seed))
     config, model = FAMILIES[args.family]
     return model(

@@ -90,7 +90,7 @@ def plot(report: dict, args, name: str) -> None:
 
 
 def line(panel, arm: str, color: str, runs: list[list[dict]], place: str, layers: int) -> None:
-    """Draw the mean over runs of the right answers above `layers` steps, for each point of a run."""
+    """Plot the accuracy of answers after more than `layers` steps, averaged over runs."""
     points = list(zip(*runs))
     answers = [mean(mean(one["answers"][layers:]) for one in some) for some in points]
     places = [mean(one[place] for one in some) for some in points]

@@ -213,7 +213,7 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
             f"{type(value).__name__}"
         )
     if (longest := max(map(len, value))) > MAX_CELL_TEXT:
-        raise ValueError(f"a cell of the board has {longest:,} characters; expected a symbol")
+        raise ValueError(f"a cell of the board has {longest:,} characters; expected a single symbol")
     return [task.read_cell(text, cell) for cell, text in enumerate(value)]
 
 
@@ -242,7 +242,7 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
 
 
 def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
-    """Of three examples, return the hardest one that the model answers validly, or the easiest if there is none."""
+    """Return the hardest example that the model solves, or the easiest one if it solves none."""
     for level in range(solver.puzzle_task.levels - 1, 0, -1):
         if not solver.puzzle_task.has_rules:
             break

@@ -234,8 +234,8 @@ def _validate_same_sky(data: str, other: str) -> None:
     first, second = (load_cosmology_info(name).settings for name in (data, other))
     for field in ("size", "side_deg", "source_redshifts"):
         if getattr(first, field) != getattr(second, field):
-            found = f"{other} has {field}={getattr(second, field)}, but {data} has {getattr(first, field)}"
-            raise ValueError(f"{found}: a shift test may change only the generator; use data with the same {field}")
+            found = f"shift_data={other}: has {field}={getattr(second, field)}, but {data} has {getattr(first, field)}"
+            raise ValueError(f"{found}; use a data set that differs only in its generator")
 
 
 def _read_results(path: Path) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class SurveyOptions(Options):
 
 @dataclasses.dataclass(kw_only=True)
 class BuildCosmology(SurveyOptions):
-    """Options of `hrm-hf data cosmology`. An option that is None takes the default of `MapSettings` or of `kind`."""
+    """Options of `hrm-hf data cosmology`. Options that are None get a default from `MapSettings` or `kind`."""
 
     samples: int = option("Number of maps in the train split.", min=1)
     kind: Kind = option(

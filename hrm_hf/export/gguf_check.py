@@ -68,7 +68,7 @@ def validate_runtime() -> None:
     """Raise ImportError if no package with llama.cpp is installed."""
     if find_spec("xllamacpp") is None and find_spec("llama_cpp") is None:
         raise ImportError(
-            "check=True needs llama.cpp: pip install xllamacpp (no compiler needed) or llama-cpp-python, or omit check"
+            "check=True: needs llama.cpp; run pip install xllamacpp (or llama-cpp-python), or set check=False"
         )
 
 

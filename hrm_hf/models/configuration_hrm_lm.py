@@ -174,7 +174,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         if self.pass_lora_rank and not (self.flat_loop and self.halt_max_steps * self.L_cycles > 1):
             raise ValueError(f"pass_lora_rank={self.pass_lora_rank}: needs a flat loop with at least two passes")
         if self.exit_norms == "last" and self.norm_position == "post":
-            raise ValueError("exit_norms='last': norm_position='post' adds no exit norms; set exit_norms='every'")
+            raise ValueError("exit_norms='last': has no effect with norm_position='post'; set exit_norms='every'")
         if self.coda_input != "state" and not self.coda_layers:
             raise ValueError(f"coda_input={self.coda_input!r}: needs coda_layers >= 1")
 

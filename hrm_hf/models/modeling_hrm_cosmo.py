@@ -186,7 +186,7 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
     """Infers the posterior of cosmological parameters from maps."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model's modules are added to this list
-    # Modules that quantizers skip. They end in ".*", because transformers' tests reject names in both fp32 lists.
+    # Modules that quantizers skip. They end in ".*", because transformers' tests reject names that are in both lists.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):

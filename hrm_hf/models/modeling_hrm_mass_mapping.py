@@ -159,7 +159,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # Modules that quantizers skip. They end in ".*", because transformers' tests reject names in both fp32 lists.
+    # Modules that quantizers skip. They end in ".*", because transformers' tests reject names that are in both lists.
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):

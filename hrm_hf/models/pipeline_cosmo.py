@@ -120,7 +120,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         if beyond := int((distance > limit).sum()):
             logger.warning(
                 f"{beyond} of {len(distance)} maps are unlike the training maps: the distance of their statistics is "
-                f"up to {distance.max().item():.2f}, but only one in 200 training maps exceeds {limit:.2f}. Their "
+                f"up to {distance.max().item():.2f}, but only one in 200 held-out maps exceeds {limit:.2f}. Their "
                 "posteriors can be confident and wrong; see map_distance of each result."
             )
         return parts | {"map_distance": distance}

@@ -143,7 +143,7 @@ class AnswerPool:
 
 
 def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the first entry of `order` [N] in each group, in ascending order of `groups` [N]."""
+    """Return each group's first item in `order` [N], sorted by group. `groups` [N] has each item's group."""
     order = order[torch.argsort(groups[order], stable=True)]
     sorted_groups = groups[order]
     first = torch.ones_like(sorted_groups, dtype=torch.bool)

@@ -23,7 +23,7 @@ from .tasks import PuzzleTask, cells_of
 if TYPE_CHECKING:
     import datasets
 
-MAX_TRIES = 2000  # consecutive draws without a new puzzle after which the supply counts as exhausted
+MAX_TRIES = 2000  # generation fails after this many consecutive draws without a new puzzle
 PADDING = "_-~^"  # characters that can represent padding; the first one that is not a symbol of the task is used
 MOST_SYMBOLS = 126  # limited by int8, the dtype of saved tokens
 

@@ -191,7 +191,7 @@ class EvaluatePuzzles(TaskOptions, EvaluationOptions, BoardOptions):
     split: str = option("Split to evaluate.", "test")
     batch_size: int | None = option("Puzzles per batch. [default: sized to fit a CPU's cache]", None, min=1)
     limit: int | None = option("Evaluate on only the first N rows of the split.", None, min=1)
-    by_difficulty: bool = option("Also report accuracy by rating, path length or number of clues (Sudoku).", False)
+    by_difficulty: bool = option("Also report accuracy by rating, path length, or (Sudoku) number of clues.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -202,7 +202,7 @@ def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -
     class_name = str(arch.get("name", "")).split("@")[-1]
     key = known.get(class_name)
     if key not in (None, architecture):
-        raise ValueError(f"{place}: arch.name={arch['name']!r}: is the architecture {key!r}; use hrm-hf convert {key}")
+        raise ValueError(f"{place}: arch.name={arch['name']!r}: names architecture {key!r}; use hrm-hf convert {key}")
     if class_name and key is None:
         text = "%s: arch.name=%r is unknown, so results may differ; compare the accuracy with the published value"
         logger.warning(text, place, arch["name"])

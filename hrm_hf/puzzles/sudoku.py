@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import datasets
 
 TEST_FRACTION = 1 / 6  # fraction of the 288 4x4 grids, and of the 4x4 canonical forms, reserved for the test split
-MAX_DRAWS = 1000  # tries per training puzzle to find symmetries whose solutions are not in the test split
+MAX_DRAWS = 1000  # tries per training puzzle to draw symmetric copies whose solutions are not in the test split
 
 # Independent random streams derived from one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)

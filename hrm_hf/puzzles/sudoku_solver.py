@@ -13,7 +13,7 @@ from .sudoku_rules import SudokuShape, sudoku_shape
 
 
 BATCH = 2048  # boards per batch: smaller batches have more numpy overhead, larger ones exceed the processor's cache
-COMPACT = 0.75  # idle lanes are removed when less than this fraction of the lanes is busy
+COMPACT = 0.75  # idle lanes are removed when the fraction of busy lanes falls below this
 
 
 class Found(NamedTuple):

@@ -180,7 +180,7 @@ class PuzzleTask:
     # showing
 
     def grid(self, tokens: np.ndarray) -> list[list]:
-        """Return the board as a list of rows, of symbols or token ids. Tokens without a symbol show as padding."""
+        """Return the board's rows as symbols or token ids. Tokens without a symbol are shown as padding."""
         if self.symbols:
             tokens = np.array(self.symbols)[self.legal(tokens)]
         return tokens.reshape(self.grid_shape).tolist()
@@ -194,7 +194,7 @@ class PuzzleTask:
         return "\n".join(self.separator.join(map(str, row)) for row in self.grid(tokens))
 
     def board_text(self, grid: list[list]) -> str:
-        """Format a board, given as `grid` returns it, for a terminal."""
+        """Format a board from the method `grid` for a terminal."""
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         return "\n".join(self.separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
 

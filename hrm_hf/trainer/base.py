@@ -219,7 +219,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         super().log(logs, start_time)
 
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
-        """Evaluate the averaged weights, and add metrics as means over the items counted in all processes.
+        """Evaluate the averaged weights, and add the means of our metrics over the items of all processes.
 
         `PREFIX_loss` is also such a mean, and excludes the trainer's label smoothing.
         """

@@ -40,7 +40,7 @@ from ..hub.manifests import find_corruption
 
 
 PREEMPTED_EXIT_CODE = 85
-PREEMPTION_FILE = "HRM_PREEMPTION_FILE"  # variable naming a file to create, because launchers hide exit codes
+PREEMPTION_FILE = "HRM_PREEMPTION_FILE"  # variable with the file to create on preemption; launchers hide exit codes
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 SAME_PRESS_SECONDS = 1.0  # a launcher may repeat the terminal's Ctrl-C within this time
 

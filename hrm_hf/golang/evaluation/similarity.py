@@ -66,7 +66,7 @@ def subtree_f1(code: str, reference: str) -> float:
 
 
 def _subtrees(code: str) -> Counter:
-    """Count the subtrees that have children, except the root, by their digest."""
+    """Count subtrees by digest, ignoring comments, leaves and the root."""
     found, digests, root = Counter(), {}, parse(code).root_node
     for node in reversed(list(walk(root))):  # children before their parents
         if node.type != "comment":

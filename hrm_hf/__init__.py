@@ -56,7 +56,7 @@ def register() -> None:
             import_module(f".{name}", __name__)
     finally:
         if "hrm_hf_start" in sys.modules:
-            gc.freeze()  # from now on, garbage collection skips these objects
+            gc.freeze()  # future garbage collections skip the imported objects
         if collects:
             gc.enable()
 

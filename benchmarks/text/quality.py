@@ -128,7 +128,10 @@ def parse() -> argparse.Namespace:
         help=f"choose the learning rate from {LEARNING_RATES} by the loss on the end of the training file",
     )
     parser.add_argument(
-        "--tuning_share", type=float, default=0.15, help="fraction of the budget for each rate that --tune_lr tries"
+        "--tuning_share",
+        type=float,
+        default=0.15,
+        help="with --tune_lr: fraction of the budget for each learning rate",
     )
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")

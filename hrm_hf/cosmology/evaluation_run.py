@@ -205,7 +205,7 @@ def _evaluate(
 
 
 def evaluate_baseline(options: EvaluateBaseline) -> dict[str, Any]:
-    """Evaluate a regression on summary statistics of the maps; the results are as in `evaluate_checkpoint`."""
+    """Evaluate a regression on summary statistics of the maps. Results are as in `evaluate_checkpoint`."""
     train, test = MapSet.read(options.data, "train", options.train), MapSet.read(options.data, "test", options.limit)
     started = time.perf_counter()
     predictions = run_baseline(options.method, train, test, num_samples=options.num_samples, seed=options.seed)

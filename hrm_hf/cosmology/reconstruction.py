@@ -111,7 +111,7 @@ class WienerFilter:
         return self._with_roots("bijxy,bjxy->bixy", white)
 
     def _colored_back(self, maps: torch.Tensor) -> torch.Tensor:
-        """Apply the adjoint of `_colored`; the roots are real, so a mode's adjoint matrix is its transpose."""
+        """Apply the adjoint of `_colored`. The roots are real, so the adjoint of a mode's matrix is its transpose."""
         return self._with_roots("bjixy,bjxy->bixy", maps)
 
     def _with_roots(self, product: str, maps: torch.Tensor) -> torch.Tensor:

@@ -122,7 +122,7 @@ def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str 
 
 
 def _blocks(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[bytes]:
-    """Yield overlapping blocks of a file's content. Yield UTF-16 blocks a second time without zero bytes."""
+    """Yield overlapping blocks of a file's content. Also yield UTF-16 blocks without their zero bytes."""
     for stream in _streams(name, file, source):
         before = b""
         while block := stream.read(BLOCK):

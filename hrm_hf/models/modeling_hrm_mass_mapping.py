@@ -288,7 +288,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         if wants_hidden_states(self.config, output_hidden_states):
             output.hidden_states = (states[-1].z_L, states[-1].z_H)
         errors = self.add_losses(output, estimates, posteriors, labels, kappa)
-        if errors is not None:  # fraction of the squared error that later segments remove
+        if errors is not None:  # target: fraction of the squared error that later segments remove
             self.add_halt_loss(output, (1 - errors[:, -1:] / errors).clamp(-1, 1))
         return output
 

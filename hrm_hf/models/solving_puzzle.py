@@ -117,7 +117,7 @@ class AnswerPool:
         return replace(self.found.select(self._best()), steps_of_all_runs=self.steps)
 
     def _drop_losers(self) -> None:
-        """Keep the best answer for each board. With "vote", keep one answer from each group of equal answers."""
+        """Keep each board's best answer or, with "vote", one from each group of equal answers to a board."""
         names = self.boards.unsqueeze(1)
         if self.choose == "vote":
             names = torch.cat((names, self.found.predictions), dim=1)

@@ -153,7 +153,7 @@ class Connection(H11Protocol):
 class Server(Serve):
     """`transformers serve` with an application that is served by `run` instead of the constructor."""
 
-    _thread = None  # otherwise, `kill_server` would wait for a server thread
+    _thread = None  # there is no server thread that `kill_server` could wait for
 
     def start_server(self) -> None:
         """Do nothing, because the constructor calls this method before `run` serves the application."""

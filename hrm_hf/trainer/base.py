@@ -53,7 +53,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     """
 
     arguments_class: ClassVar[type[HrmTrainingArguments]] = HrmTrainingArguments
-    pipeline: ClassVar[str]  # the trainer accepts architectures with this pipeline
+    pipeline: ClassVar[str]  # the trainer accepts models with this pipeline
     log_format: ClassVar[dict[str, str]] = {}  # format of each value in a progress line, in order
     average: WeightAverage | None = None
     _eval_metrics: MetricAccumulator | None = None

@@ -156,7 +156,7 @@ def _judged(
 def _draw(
     source: _Source, count: int, generator: random.Random, counts: TrajectoryCounts
 ) -> list[tuple[str, Feedback]]:
-    """Draw up to `count` failed candidates that fit MAX_CHARACTERS, preferring the kind drawn less often so far."""
+    """Draw up to `count` failed candidates that fit MAX_CHARACTERS, preferring kinds drawn less often so far."""
     drawn: list[tuple[str, Feedback]] = []
     characters = len(source.record["solution"]["code"])
     for _ in range(count):

@@ -88,7 +88,7 @@ def shares_beyond(pool, options: dict, train: int, count: int, lpt: int) -> dict
     sets = {}
     for number, (name, (kind, wanted, settings)) in enumerate(others.items(), 1):
         if settings.get("observable") == "shear" and kind not in PERIODIC:
-            continue  # shear requires periodic maps
+            continue  # shear can be computed only from periodic maps
         maps, masks = draw(pool, kind, wanted, number * 10**6, settings)
         found = map_distances(model, extractor, MapSet(maps, {}, masks))
         low, high = wilson_interval(round(found["share_beyond"] * wanted), wanted)

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="random seeds (default 0 1 2; 0 with --quick)")
     parser.add_argument("--task", choices=list(ROWS), default="sudoku")
     parser.add_argument(
-        "--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="row numbers to run; all by default"
+        "--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="table rows to run, by number; all by default"
     )
     parser.add_argument("--compile", action="store_true", help="compile the training step")
     parser.add_argument("--threads", type=int, default=1)

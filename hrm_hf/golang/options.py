@@ -185,7 +185,7 @@ class BuildGoPrompts(Options):
     limit: int | None = option("Maximum number of records, evenly spaced over the files.", None, min=1)
     max_length: int = option("Maximum tokens per prompt; records with longer prompts are dropped.", 1024, min=64)
     max_reference: int | None = option(
-        "Maximum tokens per solution; a small model cannot finish longer ones and earns no reward.", None, min=1
+        "Maximum tokens per solution; a small model cannot finish longer ones, so it earns no reward.", None, min=1
     )
 
     def __post_init__(self) -> None:

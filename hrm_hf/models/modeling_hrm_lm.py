@@ -491,7 +491,7 @@ class HrmLmForSequenceClassification(OwnModelMixin, GenericForSequenceClassifica
 
 
 class HrmLmForTokenClassification(OwnModelMixin, GenericForTokenClassification, HrmLmPreTrainedModel):
-    """Token classifier. The `logits` [B, T, num_labels] come from each token's state when it halted."""
+    """Token classifier. The `logits` [B, T, num_labels] come from the state in which each token halted."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]

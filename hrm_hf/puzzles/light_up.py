@@ -13,7 +13,7 @@ from .tasks import Grids, PuzzleTask, View
 
 OPEN, DARK, BULB, WALL, NUMBER = range(1, 6)  # DARK: a cell without a bulb; NUMBER + n: a wall with the number n
 WALL_SHARE = (0.2, 0.35)  # minimum and maximum fraction of walls in generated puzzles
-MAX_NODES = 500  # limit of a search while a puzzle is generated; puzzles that need more are dropped
+MAX_NODES = 500  # maximum nodes per search in puzzle generation; puzzles that need more are dropped
 
 
 class LightUpTask(PuzzleTask):

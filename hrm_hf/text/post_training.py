@@ -91,7 +91,7 @@ class SftTrainer(PostTraining, SFTTrainer):
 
 
 class DpoTrainer(PostTraining, DPOTrainer):
-    """DPO trainer that computes likelihoods as the model does in inference."""
+    """DPO trainer that computes likelihoods as in inference."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -120,7 +120,7 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
 
 
 def _use_inference_likelihoods(trainer: DpoTrainer | GrpoTrainer) -> None:
-    """Make a trainer compute likelihoods as the model does in inference, and freeze the heads that get no loss.
+    """Make a trainer compute likelihoods as in inference, and freeze the heads that receive no loss.
 
     Raises:
         ValueError: the exit criterion compares output distributions, which TRL does not compute at every segment.

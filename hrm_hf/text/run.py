@@ -184,7 +184,7 @@ def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokeniz
     corpus.row_length = max(size["tokens_per_row"] for size in corpus.sizes.values())
     if corpus.row_length > options.row_length:
         raise ValueError(
-            f"block_size={options.row_length}: must be >= {corpus.row_length}, the tokens per row of this data set"
+            f"block_size={options.row_length}: must be >= {corpus.row_length}, the row length of this data set"
         )
     return corpus
 

@@ -1,4 +1,4 @@
-"""Load a Go coder, or a baseline trained on the same stream, and write plans and code with it.
+"""Load a Go coder, or a baseline trained on the same token streams, and write plans and code with it.
 
 Generation is plain autoregression in two steps, from ...<PLAN> to </PLAN> and then from <CODE>prefix to </CODE>, so
 callers can force the beginning of the code. Prompts are batched by length, and the model can generate only the tags

@@ -31,7 +31,7 @@ SALVAGE_SHARE = 0.1  # fraction of max_wall_seconds reserved for a final answer 
 Message = dict[str, str]
 REPLY = 1024  # default maximum number of tokens per reply; lower for small context windows
 PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
-SHORTEST_OUTPUT = 200  # output of at most this many characters is not cut
+SHORTEST_OUTPUT = 200  # outputs of at most this many characters are never shortened
 PLAIN_STOP = "\nUser:"
 
 

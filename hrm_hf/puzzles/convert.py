@@ -43,7 +43,7 @@ WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # 
 ORIGINAL_PREFIX = "model.inner."  # prefix that the loss head and the ACT wrapper add to tensor names
 # Prefixes that the loss head, the ACT wrapper, torch.compile (of any module) and DDP add to tensor names.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
-BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # copies of puzzle table rows, which are not converted
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # copies of puzzle table rows, skipped in conversion
 TENSOR_NAMES = {
     "embed_tokens.embedding_weight": "model.embed.tokens.weight",
     "embed_pos.embedding_weight": "model.embed.positions.weight",

@@ -91,7 +91,7 @@ MODELS = {"50m": "hrm-lm-50m", "100m": "hrm-lm-100m"}
 
 
 def name_of_guide(key: str, valid: Collection[str]) -> str | None:
-    """Return a hint with our name for an option from a guide, or None if no guide for this script has it."""
+    """Return a hint with our name for an option from a guide, or None if no guide for this script lists the option."""
     name = key.lstrip("+-").replace("-", "_")
     for guide in GUIDES:
         if guide.option not in valid:

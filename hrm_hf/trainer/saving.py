@@ -110,7 +110,7 @@ class CompleteCheckpoints:
                 _validate_state(checkpoint)
             elif resume_from_checkpoint and is_first:
                 print(f"no complete checkpoint in {args.output_dir}: the run starts from the beginning", flush=True)
-            with self.preemption.listening(), self._failures_named():
+            with self.preemption.listening(), self._explained_failures():
                 result = super().train(resume_from_checkpoint=checkpoint, **kwargs)
                 if not self.state.global_step:
                     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last")
@@ -138,7 +138,7 @@ class CompleteCheckpoints:
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def _explained_failures(self) -> Iterator[None]:
         """Add the step, a remedy and the last complete checkpoint to out-of-memory and lost-process errors."""
         try:
             yield

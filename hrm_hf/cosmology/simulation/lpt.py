@@ -92,7 +92,7 @@ def lpt_convergence(cosmology: Cosmology, settings: MapSettings, rng: np.random.
     angles = (np.arange(settings.size) + 0.5 - settings.size / 2) * (settings.side_rad / settings.size)
     kappa = np.zeros((len(settings.source_redshifts), settings.size, settings.size))
     for start in np.arange(0, farthest, box.side):
-        planes = _turned_layers(cosmology, box, start, layers, light_cone, rng)
+        planes = _rotated_layers(cosmology, box, start, layers, light_cone, rng)
         mirrors, origin = rng.choice((-1, 1), 2), rng.uniform(0, box.grid, 2)
         for number, plane in enumerate(planes):
             chi = start + (number + 0.5) * thickness
@@ -106,7 +106,7 @@ def lpt_convergence(cosmology: Cosmology, settings: MapSettings, rng: np.random.
     return kappa.astype(np.float32)
 
 
-def _turned_layers(
+def _rotated_layers(
     cosmology: Cosmology,
     box: LptBox,
     start: float,

@@ -29,7 +29,7 @@ MAX_NODES, MAX_ITEMS = 16, 10
 BLANK = "_"  # position at which the model predicts an answer
 STEP = "|"  # marks each step in a question that asks only for the last result
 DIGITS = tuple("0123456789")
-# Each arrow is a single word, and a node has two words, one for a start and one for an answer. Otherwise small models
+# Each arrow is a single word, and each node has one word as a start and another as an answer. Otherwise small models
 # need many times as many training steps to learn the lookup.
 ARROWS = tuple(f"{node}>{to}" for node in range(MAX_NODES) for to in range(MAX_NODES))
 STARTS = tuple(f"from{node}" for node in range(MAX_NODES))

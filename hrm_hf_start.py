@@ -1,4 +1,4 @@
-"""Entry points of hrm_hf's programs. They run before any library that is slow to import or prints messages.
+"""Entry points of hrm_hf's programs. They run before slow imports, and before libraries can print messages.
 
 `hrm-hf` and the training scripts start here. If this module is loaded, `import hrm_hf` registers nothing, so `--help`
 stays fast. `load_config` registers the architectures when the first model is loaded.
@@ -92,5 +92,5 @@ def _show_error(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 if __name__ == "__main__":
-    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # tells `import hrm_hf` that it runs in this program
+    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # tells `import hrm_hf` that this program is running
     main()

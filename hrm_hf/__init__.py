@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from ._version import __version__  # noqa: F401 - part of the package
-from .io.messages import OF_IMPORTS, hide_messages
+from .io.messages import IMPORT_MESSAGES, hide_messages
 
 
 # Public names and their modules. The architectures' classes are also public, and come from `registry.py`.
@@ -61,7 +61,7 @@ def register() -> None:
             gc.enable()
 
 
-hide_messages(OF_IMPORTS)
+hide_messages(IMPORT_MESSAGES)
 # To start fast, our programs (which import hrm_hf_start or run as `-m hrm_hf.cli`) register when they load a model.
 if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

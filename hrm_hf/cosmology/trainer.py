@@ -137,7 +137,7 @@ def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor
 
 
 def _means(sums: dict[str, float], maps: float) -> dict[str, float]:
-    """Compute means over maps, and replace each `mse_<name>` except losses with its root `rmse_<name>`."""
+    """Compute means over maps, and replace each `mse_<name>` that is not a loss with its root, `rmse_<name>`."""
     means = {name: value / maps for name, value in sums.items()}
     squared = [name for name in means if name.startswith(MSE) and not name.endswith("_loss")]
     roots = {RMSE + name.removeprefix(MSE): math.sqrt(means.pop(name)) for name in squared}

@@ -74,7 +74,7 @@ def _nanbeige(config: PreTrainedConfig, segments: int, shared: dict[str, tuple])
 
 
 def _hrm_text(config: PreTrainedConfig, segments: int, visits: int, shared: dict[str, tuple]) -> Layout:
-    """Return the layout of two stacks of equal depth: either H and L, or a loop with input injection and its coda."""
+    """Return the layout for two stacks of equal depth: H and L, or a loop with input injection and a coda."""
     expected = {"prelude_layers": (0,), "attention_gate": (True,), "norm_affine": (False,), "exit_norms": ("every",)}
     if config.flat_loop:
         cycles = (1, segments * config.L_cycles)

@@ -37,7 +37,7 @@ from .secrets import SECRETS_FILES, validate_no_secrets
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 WEIGHT_PATTERNS = ("model*.safetensors", INDEX, "pytorch_model*.bin", "pytorch_model.bin.index.json")
 CODE_LICENSE, PREPROCESSOR = "LICENSE_CODE", "preprocessor_config.json"
-LIBRARYS_CARD = "This model card has been automatically generated"  # text in the placeholder card of transformers
+PLACEHOLDER_CARD = "This model card has been automatically generated"  # text in transformers' placeholder card
 MODEL_FILES = (
     CONFIG, "generation_config.json", "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja",
@@ -398,7 +398,7 @@ def complete_push(folder: str, repo_id: str) -> None:
     """
     path, tags = Path(folder, CARD_FILE), []
     Path(folder, CODE_LICENSE).write_bytes(code_license())
-    if path.exists() and LIBRARYS_CARD in path.read_text(encoding="utf-8"):
+    if path.exists() and PLACEHOLDER_CARD in path.read_text(encoding="utf-8"):
         tags = ModelCard.load(path).data.tags or []
         path.unlink()
     if not path.exists():

@@ -20,7 +20,7 @@ class Message(NamedTuple):
 
 # transformers imports torchao and bitsandbytes if they are installed. If their compiled parts fail to load, they log
 # messages and fall back to slower code. `import hrm_hf` hides these messages.
-OF_IMPORTS = (
+IMPORT_MESSAGES = (
     Message("torchao", r"Failed to load .*\.so: "),
     Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # from torchao
     Message("torch.utils._pytree", r"<enum 'ScaleCalculationMode'> is an Enum subclass"),
@@ -29,11 +29,11 @@ OF_IMPORTS = (
     Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
 # TRL and PEFT still use deprecated names for activation checkpointing.
-OF_PEFT = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
-# Messages that our commands and scripts hide. Importing the package hides only OF_IMPORTS.
+PEFT_MESSAGE = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
+# Messages that our commands and scripts hide. Importing the package hides only IMPORT_MESSAGES.
 MESSAGES = (
-    *OF_IMPORTS,
-    OF_PEFT,
+    *IMPORT_MESSAGES,
+    PEFT_MESSAGE,
     # Training scripts print `--help` without loading torch, so transformers does not find it.
     Message("transformers", r"PyTorch was not found"),
     # transformers pins memory by default, which has no effect without a GPU.

@@ -209,8 +209,8 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             validate_slots(cache, slots["end"])
         elif len(cache.layers) < slots["end"] or getattr(cache.layers[slots["phase"]].keys, "shape", [1])[-1] != 1:
             raise ValueError(
-                "past_key_values: the cache lacks the phases of its tokens. Prefix tuning cannot create them, so it "
-                "does not work with a Go coder with two stacks; use LoRA or prompt tuning"
+                "past_key_values: the cache does not store which tokens are code. Two-stack Go coders need this, "
+                "but prefix tuning cannot provide it; use LoRA or prompt tuning"
             )
 
     # ---- phases ----

@@ -25,7 +25,7 @@ from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 
-from ..io.messages import OF_PEFT, hide_messages
+from ..io.messages import PEFT_MESSAGE, hide_messages
 from ..io.model_names import find_model
 from ..io.usage import validate_extra
 from ..registry import architecture_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from . import HrmTrainer
 
 MAGNITUDE = "lora_magnitude_vector"
-hide_messages((OF_PEFT,))
+hide_messages((PEFT_MESSAGE,))
 
 
 def resolve_base_model(model_args: ModelArguments, arguments: TuningArguments) -> None:

@@ -67,7 +67,7 @@ from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, va
 from .recurrent_cache import OnceCache, RecurrentCache, first_slots
 from .retrofit_hrm_lm import RetrofitMixin
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
-from .visited_attention import VisitedLayersMixin
+from .visited_attention import VisitedLayersMixin, rotary_tables
 
 
 Q_INIT_BIAS = -5.0  # initial bias of the halting value, far below the threshold (HRM paper)
@@ -277,10 +277,11 @@ class HrmLmModel(HrmLmPreTrainedModel):
         segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching passes `cache`
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
+        passes["gradient_passes"] = plan.gradient_passes
         for m in range(1, plan.segments + 1):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, segments_to_keep)
             with torch.set_grad_enabled(plan.has_gradients(m)):
-                new = run(state, x, key_values=key_values, gradient_passes=plan.gradient_passes, **passes)
+                new = run(state, x, key_values=key_values, **passes)
             # `hidden` keeps the graph of each token's halting segment; the states passed on may be detached.
             previous, hidden = hidden, tokens.keep(self.read(new), hidden)
             state = tokens.next_state(new, state)
@@ -314,7 +315,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             past_key_values=cache,
             position_ids=position_ids,
         )
-        embeddings = self.rotary_emb(x, position_ids)
+        embeddings = rotary_tables(*self.rotary_emb(x, position_ids))
         return {"attention_mask": mask, "position_embeddings": embeddings, "position_ids": position_ids, **kwargs}
 
     def leave(
@@ -383,15 +384,16 @@ class HrmLmModel(HrmLmPreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run H_cycles * (L_cycles + 1) passes through two stacks."""
         config, gradients = self.config, torch.is_grad_enabled()
-        before = passes["key_values"].segment * config.H_cycles
+        H_cycles, L_cycles, num_l_layers = config.H_cycles, config.L_cycles, config.num_l_layers
+        before = passes["key_values"].segment * H_cycles
         visit, injected = 0, x if config.input_injection == "add" else 0
-        for h in range(config.H_cycles):
-            *of_low, of_high = gradient_passes[h * (config.L_cycles + 1) : (h + 1) * (config.L_cycles + 1)]
-            for low in range(config.L_cycles):
-                number = (before + h) * config.L_cycles + low
+        for h in range(H_cycles):
+            *of_low, of_high = gradient_passes[h * (L_cycles + 1) : (h + 1) * (L_cycles + 1)]
+            for low in range(L_cycles):
+                number = (before + h) * L_cycles + low
                 with torch.set_grad_enabled(gradients and of_low[low]):
                     z_L = self.L_module(z_L + z_H + injected, number, first_visit=visit, **passes)
-                visit += config.num_l_layers
+                visit += num_l_layers
             with torch.set_grad_enabled(gradients and of_high):
                 z_H = self.H_module(z_H + z_L, before + h, first_visit=visit, **passes)
             visit += config.num_h_layers

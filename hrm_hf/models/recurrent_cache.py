@@ -82,6 +82,7 @@ class RecurrentCache:
         self.config, self.cache, self.before = config, cache, before
         self.active = None if active is None else active[:, None, :, None]
         self.segment = 0 if before is None else before.segment + 1
+        self.slots, self.kv_layout = segment_slots(config, self.segment), config.kv_layout
         self.keeps = self.segment + 1 < segments_to_keep
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.written: set[int] = set() if before is None else before.written
@@ -98,8 +99,7 @@ class RecurrentCache:
             self.kept[visit] = (key.detach(), value.detach()) if cut else (key, value)
         if self.cache is None:
             return key, value
-        slot = slot_of(self.config, self.segment, visit)
-        return write_slot(self.cache, self.written, key, value, slot, self.config.kv_layout)
+        return write_slot(self.cache, self.written, key, value, self.slots[visit], self.kv_layout)
 
     def copy_to_later_segments(self, kwargs: dict[str, Any]) -> None:
         """After the last segment, copy its keys and values into the slots of the segments that did not run.
@@ -110,23 +110,23 @@ class RecurrentCache:
         if (self.cache is None and paged is None) or self.config.kv_layout != "per_segment":
             return
         for segment in range(self.segment + 1, self.config.halt_max_steps):
+            slots = segment_slots(self.config, segment)
             for visit, (key, value) in self.kept.items():
-                slot = slot_of(self.config, segment, visit)
                 if paged is None:
-                    self.cache.update(key, value, slot)
+                    self.cache.update(key, value, slots[visit])
                 else:  # a copy, because the cache modifies its keyword arguments
-                    paged.update(key, value, layer_idx=slot, kwargs=dict(kwargs))
+                    paged.update(key, value, layer_idx=slots[visit], kwargs=dict(kwargs))
 
 
-def slot_of(config, segment: int, visit: int) -> int:
-    """Return the cache slot of a visit. Segments and visits are counted from 0."""
+def segment_slots(config, segment: int) -> list[int]:
+    """Return the cache slot of each visit in a segment, in order. Segments are counted from 0."""
+    first, low = config.prelude_layers, config.num_l_layers
+    if config.kv_layout == "last_visit":
+        cycle = [*range(low)] * config.L_cycles + [*range(low, low + config.num_h_layers)]
+        return [first + slot for slot in cycle] * config.H_cycles  # each cycle reuses the slots of the previous cycle
     if config.kv_layout == "per_segment":
-        visit += segment * config.segment_visits
-    elif config.kv_layout == "last_visit":
-        low = config.L_cycles * config.num_l_layers
-        visit %= low + config.num_h_layers  # each cycle reuses the slots of the previous cycle
-        visit = visit % config.num_l_layers if visit < low else config.num_l_layers + visit - low
-    return config.prelude_layers + visit
+        first += segment * config.segment_visits
+    return [*range(first, first + config.segment_visits)]
 
 
 def first_slots(config) -> tuple[list[int], list[int], list[int]]:
@@ -134,9 +134,10 @@ def first_slots(config) -> tuple[list[int], list[int], list[int]]:
     cycle = config.L_cycles * config.num_l_layers + config.num_h_layers
     low, high = [], []
     for segment in range(config.halt_max_steps):
+        slots = segment_slots(config, segment)
         for start in range(0, config.segment_visits, cycle):
-            low += [slot_of(config, segment, start + n * config.num_l_layers) for n in range(config.L_cycles)]
-            high.append(slot_of(config, segment, start + cycle - config.num_h_layers))
+            low += [slots[start + n * config.num_l_layers] for n in range(config.L_cycles)]
+            high += slots[start + cycle - config.num_h_layers : start + cycle][:1]  # none in a flat loop
     return low, high, [config.num_hidden_layers - config.coda_layers]
 
 

@@ -55,6 +55,25 @@ def visit_attentions(config, slots: list[int], head_dim: int, num_key_value_grou
     return nn.ModuleList(VisitAttention(config, slot, head_dim, num_key_value_groups) for slot in slots)
 
 
+def rotary_tables(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prepare the tables of rotary positions, [B, T, head_dim] each, for `rotate`: [B, T, 1, head_dim]."""
+    first, second = sin.chunk(2, dim=-1)
+    return cos.unsqueeze(2), torch.cat([-first, second], dim=-1).unsqueeze(2)
+
+
+def rotate(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply rotary positions to query and key [B, T, heads, head_dim]. Return them as [B, heads, T, head_dim].
+
+    The result equals that of `apply_rotary_pos_emb`. Rotating both in one tensor takes half as many operations.
+    """
+    both = torch.cat([query, key], dim=2)
+    first, second = both.chunk(2, dim=-1)
+    both = both * cos + torch.cat([second, first], dim=-1) * signed_sin
+    return both.transpose(1, 2).split([query.shape[2], key.shape[2]], dim=1)
+
+
 class VisitedLlamaAttention(LlamaAttention):
     """Llama's attention for a layer that runs several times. Each run uses its own cache slot from `slots`."""
 

@@ -5,7 +5,7 @@ import tiny_hrm_lm
 import torch
 from transformers import DynamicCache, StaticCache
 
-from hrm_hf.models.recurrent_cache import first_slots, slot_of
+from hrm_hf.models.recurrent_cache import first_slots, segment_slots
 
 
 LENGTH = 12
@@ -100,10 +100,10 @@ def test_every_visit_of_a_layer_has_its_slot():
     """Visits by the module's formulas, for 2 low-level layers, 3 high-level layers and 2 low-level passes."""
     config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2, kv_layout="last_visit")
     one_cycle = [0, 1, 0, 1, 2, 3, 4]
-    assert [slot_of(config, 0, visit) for visit in range(config.segment_visits)] == one_cycle + one_cycle
+    assert segment_slots(config, 0) == one_cycle + one_cycle
     assert first_slots(config)[:2] == ([0, 0] * 2 * config.halt_max_steps, [2] * 2 * config.halt_max_steps)
     config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2, halt_max_steps=2)
-    assert [slot_of(config, 1, visit) for visit in (0, 13)] == [14, 27]
+    assert segment_slots(config, 1) == [*range(14, 28)]
     assert first_slots(config)[:2] == ([0, 2, 7, 9, 14, 16, 21, 23], [4, 11, 18, 25])
 
 

@@ -77,7 +77,7 @@ def start_script(extra: str | None = None) -> None:
             sys.exit(f"{os.path.basename(sys.argv[0])}: error: {error}")
     if os.name == "posix":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
-    # Skip the final garbage collection, which takes seconds. `run_and_leave` would set a caller's exit status.
+    # Skip the final garbage collection, which takes seconds.
     atexit.register(gc.freeze)
     start_program()
     if {"-h", "--help"} & set(sys.argv[1:]):

@@ -121,7 +121,7 @@ def load(folder: str) -> tuple:
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:
-    """Return the `error_ratio` of two methods on the first maps of the split, for which both have estimates."""
+    """Return the `error_ratio` of two methods on the maps that both have estimated, the first ones of the split."""
     count = min(len(first), len(second))
     return error_ratio(first[:count], second[:count])
 

@@ -83,7 +83,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 @torch.no_grad()
 def solved(model, rows: dict[str, torch.Tensor], steps: list[int]) -> tuple[dict[str, Any], dict[int, torch.Tensor]]:
-    """Solve all boards. Return the metrics, and which boards [N] are right after each number of steps."""
+    """Solve all boards. Return the metrics, and for each of `steps` whether each board is right by then, bool [N]."""
     start, count, parts = time.process_time(), 0, {step: [] for step in steps}
     for part in torch.arange(len(rows["labels"])).split(model.boards_per_call):
         inputs, labels = (rows[name][part] for name in ("input_ids", "labels"))

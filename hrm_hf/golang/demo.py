@@ -101,7 +101,9 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "eval_data": data / "validation.jsonl",
         "max_eval_samples": evaluated,
         "per_device_train_batch_size": BATCH,
-        "max_train_samples": 2048 if options.minutes < QUICK else None,  # a short demo has no time to prepare more
+        "max_train_samples": 2048
+        if options.minutes < QUICK
+        else None,  # so that data preparation fits in a short demo
         "max_steps": steps,
         "warmup_steps": min(100, steps // 10),
         "lr_scheduler_kwargs": json.dumps({"num_decay_steps": steps // 4, "min_lr_ratio": 0.05}),

@@ -156,7 +156,9 @@ class BuildGo(Options):
                 "--text",
             )
         if self.text is not None and self.text.resolve() in (self.out.resolve(), self.out.resolve() / "trajectories"):
-            raise UsageError(f"text={str(self.text)!r}: must not be --out or its subfolder trajectories", "--text")
+            raise UsageError(
+                f"text={str(self.text)!r}: must be neither --out nor its subfolder trajectories", "--text"
+            )
 
 
 @dataclass(kw_only=True)

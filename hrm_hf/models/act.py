@@ -138,7 +138,7 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sum metrics [B] over the halted slots with labels. Divide the sums by `count` to get means."""
+    """Sum metrics over the halted slots [B] with labels. Dividing the sums by `count` gives means."""
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels
     return {

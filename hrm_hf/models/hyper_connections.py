@@ -403,7 +403,7 @@ class MhcMetricsMixin:
 
     @torch.no_grad()
     def _maps(self, input_ids, inputs) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return per site, in execution order, H_res and weights [B, S] for its mean over tokens (None if static)."""
+        """Return H_res of each site, in execution order, and weights [B, S] of its tokens (None if it is static)."""
         base = self.base_model
         if not self.config.mhc_enabled:
             return []

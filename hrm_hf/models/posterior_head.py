@@ -131,7 +131,9 @@ class PosteriorHead(Float32Buffers):
         """Return -log p [B] of labels [B, T] in nats. Raise ValueError for labels outside the prior."""
         expected = [posterior.loc.shape[0], self.shape[1]]
         if list(labels.shape) != expected:
-            raise ValueError(f"labels has shape {list(labels.shape)}: must be {expected}, {self.config.target_names}")
+            raise ValueError(
+                f"labels has shape {list(labels.shape)}: must be {expected}, targets {self.config.target_names}"
+            )
         u, log_slope = self.normalize(labels)
         residual = (u.unsqueeze(1) - posterior.loc).unsqueeze(-1)
         z = torch.linalg.solve_triangular(posterior.scale_tril, residual, upper=False).squeeze(-1)

@@ -211,7 +211,7 @@ class ArcView:
 
 
 class ArcTaskSolving(PuzzleTask):
-    """Task "arc": puzzles are dicts `{"train": [...], "test": [...], "name": ...}` or paths of JSON files."""
+    """Task "arc": puzzles are dicts `{"train": [...], "test": [...], "name": ...}` or paths to JSON files."""
 
     name = "arc"
     title, plural = "ARC", "ARC-AGI tasks"

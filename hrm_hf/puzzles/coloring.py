@@ -62,7 +62,7 @@ class ColoringTask(PuzzleTask):
         return self.grid_shape[0] + COLORS
 
     def random_symmetries(self, keys: np.ndarray) -> Grids:
-        """Return the cells and symbols of views with permuted nodes and colors."""
+        """Permute nodes and colors at random. Return the new order of the cells and of the symbols."""
         n = self.grid_shape[0]
         order = keys[:, :n].argsort(axis=1)
         cells = order[:, :, None] * n + order[:, None, :]

@@ -237,7 +237,7 @@ def _scalar_column(dataset: Any, name: str, dtype: type = np.int64) -> np.ndarra
 
 # ---- symmetries ----
 
-SYMMETRY, LATE_START = range(2)  # purposes of random keys; each has its own random stream
+SYMMETRY, LATE_START = range(2)  # what `random_keys` are used for; each use has its own random stream
 
 
 def random_keys(seed: int, purpose: int, positions: np.ndarray, count: int) -> np.ndarray:
@@ -300,7 +300,7 @@ class DifficultyPool:
         self.ramp = ramp
 
     def __call__(self, rows: np.ndarray, progress: float) -> np.ndarray:
-        """Replace `rows` [B] with harder ones until `progress`, the completed fraction of the run, reaches `ramp`."""
+        """Replace `rows` [B] with harder ones, while the completed fraction of the run, `progress`, is below `ramp`."""
         share = min(1.0, FIRST_SHARE + (1 - FIRST_SHARE) * progress / self.ramp)
         return self.rows[(self.ranks[rows] * share).astype(np.intp)]
 

@@ -99,7 +99,7 @@ class PuzzleTask:
 
     @property
     def input_hint(self) -> str:
-        """Return how to type a puzzle in the app."""
+        """Return a hint that tells users of the app how to type a puzzle."""
         return f"Rows of {' '.join(self.symbols[1:])}" if self.symbols else "Token ids, separated by spaces."
 
     # reading
@@ -228,11 +228,11 @@ class PuzzleTask:
         return [int(word) for word in words]
 
     def read_cell(self, text: str, cell: int) -> Any:
-        """Convert the text typed into one cell, if the app has an input for each cell."""
+        """Parse the text typed into a cell, for tasks whose tab in the app has an input for each cell."""
         return text
 
     def answer_text(self, result: dict[str, Any]) -> str:
-        """Return the answer in a result as text to copy from the app."""
+        """Return a result's answer as text that can be copied from the app."""
         return result["text"]
 
     def example(self, level: int, seed: int) -> np.ndarray | str:

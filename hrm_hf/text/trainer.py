@@ -306,9 +306,9 @@ def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_step
 
 
 def mean_segments(args: LmTrainingArguments, most: int, progress: float) -> int:
-    """Return the mean number of segments on the ramp from 1 to `most`, rounded up (McLeish et al., arXiv 2511.07384).
+    """Return the scheduled mean number of segments, rounded up (McLeish et al., arXiv 2511.07384).
 
-    `progress` is the fraction of the run since the ramp began.
+    It ramps up from 1 to `most`. `progress` is the fraction of the run since the ramp began.
     """
     t = min(max(progress, 0) / args.depth_ramp_ratio, 1) if args.depth_ramp_ratio else 1
     grown = (most - 1) * (t if args.depth_ramp == "linear" else 1 - math.sqrt(1 - t))

@@ -53,7 +53,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     """
 
     arguments_class: ClassVar[type[HrmTrainingArguments]] = HrmTrainingArguments
-    pipeline: ClassVar[str]  # the trainer accepts models with this pipeline
+    pipeline: ClassVar[str]  # name of the pipeline whose models this trainer accepts
     log_format: ClassVar[dict[str, str]] = {}  # format of each value in a progress line, in order
     average: WeightAverage | None = None
     _eval_metrics: MetricAccumulator | None = None

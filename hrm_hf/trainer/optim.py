@@ -183,7 +183,9 @@ class WeightAverage(TrainerCallback):
     def load(self, shadow: dict[str, torch.Tensor]) -> None:
         """Restore a saved average. Raise ValueError if tensors are missing or unknown."""
         if differing := sorted(shadow.keys() ^ self.shadow.keys()):
-            raise ValueError(f"saved average: tensors differ from the model's: {differing[:8]}")
+            raise ValueError(
+                f"the saved average and the model have different tensors; only one of them has {differing[:8]}"
+            )
         for name, value in shadow.items():
             self.shadow[name].copy_(value)
 

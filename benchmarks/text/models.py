@@ -155,7 +155,7 @@ def parsed_fields(given: list[str]) -> dict:
 
 
 def _fitted(config_class, fields: dict, measure, wanted: float) -> PreTrainedConfig:
-    """Choose the multiple of 8 as intermediate_size that brings `measure`, which is linear in it, nearest to `wanted`."""
+    """Choose the intermediate_size, a multiple of 8, for which `measure` (linear in it) is nearest to `wanted`."""
     at_8, at_16 = (measure(config_class(**fields, intermediate_size=width)) for width in (8, 16))
     steps = (wanted - at_8) / (at_16 - at_8)
     return config_class(**fields, intermediate_size=8 + 8 * max(0, round(steps)))

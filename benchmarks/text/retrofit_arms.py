@@ -410,7 +410,7 @@ def save(args, run: Run, valid: torch.Tensor, seconds: float) -> None:
 
 @torch.no_grad()
 def evaluate(args, run: Run, text: torch.Tensor, passes: int | None = None) -> dict:
-    """Return bits per byte, accuracy by number of steps, and state norm, by default with as many passes as in training.
+    """Return bits per byte, accuracy by number of steps, and state norm; by default, for the passes of training.
 
     One forward pass predicts all items of an answer. An answer is right if all its items are.
     """

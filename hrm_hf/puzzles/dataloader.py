@@ -300,7 +300,7 @@ class DifficultyPool:
         self.ramp = ramp
 
     def __call__(self, rows: np.ndarray, progress: float) -> np.ndarray:
-        """Replace `rows` [B] with harder ones, while the completed fraction of the run, `progress`, is below `ramp`."""
+        """Replace `rows` [B] with harder ones while `progress`, the completed fraction of the run, is below `ramp`."""
         share = min(1.0, FIRST_SHARE + (1 - FIRST_SHARE) * progress / self.ramp)
         return self.rows[(self.ranks[rows] * share).astype(np.intp)]
 

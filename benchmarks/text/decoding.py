@@ -1,11 +1,16 @@
-"""Compare the decoding speed of `rlm_mhc` and `hrm_lm` with that of simpler models, eager and compiled.
+"""Compare the speed of `rlm_mhc` and `hrm_lm` with that of simpler models: decoding, prefill and training.
 
-    python -m benchmarks.text.decoding [--quick] [--sizes 1m,10m] [--batch_sizes 1,8] [--no_compile]
+    python -m benchmarks.text.decoding [--quick] [--sizes 1m,10m] [--batch_sizes 1,8] [--families hrm_text,halting]
+        [--paths eager,compiled,prefill,training]
 
-`rlm_mhc` is compared with the same body without mHC. `hrm_lm` with one segment is compared with a Llama of the same
-width and SwiGLU, with as many layers as the segment has layer visits (and therefore more parameters). Tokens are
-decoded greedily after a cached prompt: "eager" with a growing cache, "compiled" with a static cache and one graph per
-token, like `generate(cache_implementation="static")`.
+`rlm_mhc` is compared with the same body without mHC. `hrm_lm` with one, two and four passes (segments) is compared
+with a Llama of the same width and SwiGLU, with as many layers as `hrm_lm` has layer visits (and therefore more
+parameters); with one pass, also with transformers' HRM-Text. The family `halting` compares four passes with a gate
+that halts every token after two, and with a limit of two passes.
+
+Tokens are decoded greedily after a cached prompt: "eager" with a growing cache, "compiled" with a static cache and one
+graph per token, like `generate(cache_implementation="static")`. "prefill" reads the prompt into a new cache, and
+"training" runs a step of AdamW on it, both eager.
 
 The script uses one thread. The models take turns of a few tokens, so a noisy machine slows all of them equally. A
 ratio is the reference's time divided by the model's time in the same turn (1 means as fast as the reference); the
@@ -14,6 +19,8 @@ Ratios use the thread's CPU time; wall time is also reported. Compilation is not
 """
 
 import time
+from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,11 +31,11 @@ from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report
 from .models import SIZES, build, peer_config
-from .speed import decoder
+from .speed import decoder, train_step
 
 
 PROMPT, NEW = 128, 8
-REFERENCES = {"rlm_mhc": "mHC off", "hrm_lm": "Llama with as many layer visits"}
+LLAMA = "Llama with as many layer visits"
 
 
 def main() -> None:
@@ -36,22 +43,23 @@ def main() -> None:
     parser.add_argument("--sizes", default="1m,10m", help=f"model sizes, comma-separated: {', '.join(SIZES)}")
     parser.add_argument("--batch_sizes", default="1,8", help="batch sizes; compiled models use only the first")
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--no_compile", action="store_true")
+    parser.add_argument("--families", help="families to measure, comma-separated; all by default")
+    parser.add_argument("--paths", default="eager,compiled,prefill,training")
     args = parser.parse_args()
     if args.quick:
-        args.sizes, args.turns, args.no_compile = "tiny", 5, True
+        args.sizes, args.turns, args.paths = "tiny", 5, "eager"
     torch.set_num_threads(1)
     batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
     print(f"{'size':5} {'batch':>5} {'path':9} {'side':42} {'ms/token':>9} {'wall':>7}  of the reference's speed")
     rows = []
-    with torch.no_grad():
-        for size in args.sizes.split(","):
-            for family, configs in families(size).items():
-                models = {name: build(config).eval() for name, config in configs.items()}
-                for batch_size in batch_sizes:
-                    rows += measure(family, models, batch_size, args.turns, size=size, path="eager")
-                if not args.no_compile:
-                    rows += measure(family, models, batch_sizes[0], args.turns, size=size, path="compiled")
+    for size in args.sizes.split(","):
+        for family, configs in families(size).items():
+            if args.families and family not in args.families.split(","):
+                continue
+            models = {name: build(config).eval() for name, config in configs.items()}
+            for path in args.paths.split(","):
+                for batch_size in batch_sizes if path == "eager" else batch_sizes[:1]:
+                    rows += measure(family, models, batch_size, args.turns, size=size, path=path)
     report = {"turns": args.turns, "prompt": PROMPT, "tokens_a_turn": NEW, "threads": 1, "rows": rows}
     write_report(args, "lm_decoding", report | {"machine": machine(), "versions": library_versions()})
 
@@ -60,24 +68,35 @@ def families(size: str) -> dict[str, dict]:
     """Return configs by family and model; the first model of a family is its reference."""
     off, on, hrm = (peer_config(peer, size) for peer in ("rlm_mhc_off", "rlm_mhc_on", "hrm_lm"))
     shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
-    llama = LlamaConfig(
-        **{name: getattr(hrm, name) for name in shared}, num_hidden_layers=hrm.segment_visits, tie_word_embeddings=True
-    )
+    fields = {name: getattr(hrm, name) for name in shared} | {"tie_word_embeddings": True}
     birkhoff = RlmMhcConfig(**{**on.to_diff_dict(), "mhc_res_mode": "birkhoff"})
-    return {
-        "rlm_mhc": {REFERENCES["rlm_mhc"]: off, "sinkhorn": on, "birkhoff": birkhoff},
-        "hrm_lm": {REFERENCES["hrm_lm"]: llama, "one segment": hrm},
+    found = {
+        "rlm_mhc": {"mHC off": off, "sinkhorn": on, "birkhoff": birkhoff},
+        "hrm_text": {"hrm_text": peer_config("hrm_text", size), "one pass": hrm},
     }
+    for name, passes in {"one pass": 1, "two passes": 2, "four passes": 4}.items():
+        looped = peer_config(f"hrm_lm+halt_max_steps={passes}+exit_criterion=fixed", size)
+        llama = LlamaConfig(**fields, num_hidden_layers=passes * hrm.segment_visits)
+        found[f"hrm_lm {name}"] = {LLAMA: llama, name: looped}
+    gate = "+exit_criterion=q+halt_min_steps=2+initial_halt_prob=0.9"  # an untrained gate halts as soon as it may
+    found["halting"] = {
+        "four passes": looped,
+        "halted after two": peer_config(f"hrm_lm+halt_max_steps=4{gate}", size),
+        "two passes": peer_config("hrm_lm+halt_max_steps=2+exit_criterion=fixed", size),
+    }
+    return found
 
 
 def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
     """Return one row per model: median milliseconds per token, and the speed relative to the first model."""
     torch._dynamo.reset()  # torch keeps only eight graphs per function, and each model needs its own
-    make = compiled_decoder if labels["path"] == "compiled" else decoder
-    sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
-    if make is compiled_decoder:  # also time eager mode, to report the speedup from compilation
-        sides |= {(name, "eager"): decoder(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
-    times = take_turns(sides, turns)
+    make = MAKERS[labels["path"]]
+    with torch.set_grad_enabled(labels["path"] == "training"):
+        sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
+        if make is compiled_decoder:  # also time eager mode, to report the speedup from compilation
+            for name, model in models.items():
+                sides[name, "eager"] = decoder(model, batch_size, PROMPT, NEW, "cpu")
+        times = take_turns(sides, turns, batch_size * PROMPT if labels["path"] in ("prefill", "training") else NEW)
     reference, rows = next(iter(times)), []
     for name in models:
         row = {"family": family, "side": name, "batch_size": batch_size, **labels}
@@ -90,8 +109,8 @@ def measure(family: str, models: dict, batch_size: int, turns: int, **labels) ->
     return rows
 
 
-def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
-    """Run the models in turn, NEW tokens each time; return their CPU and wall milliseconds per token [turns, 2]."""
+def take_turns(sides: dict, turns: int, tokens: int = NEW) -> dict[Any, torch.Tensor]:
+    """Run the models in turn, `tokens` at a time; return their CPU and wall milliseconds per token [turns, 2]."""
     clocks: dict[Any, list] = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, decode in sides.items():
@@ -99,7 +118,7 @@ def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
             decode()
             if turn > 1:  # skip two warm-up turns
                 clocks[name].append((time.thread_time() - start[0], time.perf_counter() - start[1]))
-    return {name: 1e3 / NEW * torch.tensor(values, dtype=torch.float64) for name, values in clocks.items()}
+    return {name: 1e3 / tokens * torch.tensor(values, dtype=torch.float64) for name, values in clocks.items()}
 
 
 def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
@@ -145,6 +164,21 @@ def compiled_decoder(model, batch_size: int, prompt: int, new: int, device: str)
             layer.cumulative_length.sub_(new)
 
     return decode
+
+
+def prefill(model, batch_size: int, prompt: int, new: int, device: str):
+    """Return a function that reads a prompt into a new cache."""
+    ids = torch.randint(8, model.config.vocab_size, (batch_size, prompt), device=device)
+    return lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+
+def trainer(model, batch_size: int, prompt: int, new: int, device: str):
+    """Return a function that runs a training step on rows of `prompt` tokens."""
+    args = SimpleNamespace(batch_size=batch_size, block_size=prompt, device=device, dtype="float32")
+    return train_step(deepcopy(model).train(), args)
+
+
+MAKERS = {"eager": decoder, "compiled": compiled_decoder, "prefill": prefill, "training": trainer}
 
 
 if __name__ == "__main__":

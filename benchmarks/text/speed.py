@@ -25,7 +25,7 @@ from transformers import DynamicCache
 
 from hrm_hf import HrmLmConfig
 from hrm_hf.registry import has_ability
-from hrm_hf.text.trainer import compile_segment
+from hrm_hf.text.trainer import compile_layers
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report
@@ -93,7 +93,7 @@ def train_step(model, args, compiled: bool = False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # as --torch_compile does
+        compile_layers(model)  # as --torch_compile does
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)

@@ -32,7 +32,6 @@ share one tied head, and the halting loss does not backpropagate into the langua
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -214,12 +213,12 @@ class HrmLmModel(HrmLmPreTrainedModel):
         output_segment_hidden_states: whether to return the states of every segment.
 
     Attributes:
-        compiled_segment: `torch.compile(HrmLmModel.segment)`, or None. If set, training without a cache runs it
-            instead of `segment`. Compiling the complete forward would recompile for each number of segments.
+        compiled_layer: `torch.compile(run_layer)`, or None. If set, training without a cache runs each layer with it.
+            All visits share its graph. Compiling the complete forward would recompile for each number of segments.
     """
 
     _keep_in_fp32_modules = ["q_head"]  # also prevents quantization
-    compiled_segment: Callable | None = None
+    compiled_layer: Callable | None = None
 
     def __init__(self, config: HrmLmConfig):
         super().__init__(config)
@@ -269,19 +268,19 @@ class HrmLmModel(HrmLmPreTrainedModel):
         plan = plan or plan_segments(self.config, x, self.training, **given)
         cache = plan.cache(past_key_values, use_cache)
         passes = self.pass_arguments(x, attention_mask, position_ids, cache, kwargs)
+        if self.training and cache is None and self.compiled_layer is not None:
+            passes["run"] = self.compiled_layer
         if self.prelude is not None:
-            x = self.prelude(x, key_values=OnceCache(cache, 0), first_visit=0, **passes)
+            x = self.prelude(x, key_values=OnceCache(cache, 0), **passes)
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values = x, None
         segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching passes `cache`
-        compiled = self.training and cache is None and self.compiled_segment is not None
-        run = partial(self.compiled_segment, self) if compiled else self.segment
-        passes["gradient_passes"] = plan.gradient_passes
+        gradient_passes = plan.gradient_passes
         for m in range(1, plan.segments + 1):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, segments_to_keep)
             with torch.set_grad_enabled(plan.has_gradients(m)):
-                new = run(state, x, key_values=key_values, **passes)
+                new = self.segment(state, x, gradient_passes=gradient_passes, key_values=key_values, **passes)
             # `hidden` keeps the graph of each token's halting segment; the states passed on may be detached.
             previous, hidden = hidden, tokens.keep(self.read(new), hidden)
             state = tokens.next_state(new, state)
@@ -326,7 +325,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)
         states = [z + x for z in states] if self.config.coda_input == "state+input" else states
-        return [self.coda(z, key_values=key_values, first_visit=0, **passes) for z in states]
+        return [self.coda(z, key_values=key_values, **passes) for z in states]
 
     def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the state before the first pass: (z_H, z_L), or (z,) in a flat loop.

@@ -47,6 +47,34 @@ def validate_slots(cache: Cache | None, slots: int) -> None:
         )
 
 
+class VisitCache:
+    """Keys and values of one visit of a layer.
+
+    Args:
+        cache, slot: the cache with past tokens, or None, and the slot of the visit.
+        written: slots that already contain the new tokens of this forward.
+        kv_layout: layout of the slots, for error messages.
+    """
+
+    active: torch.Tensor | None = None  # bool [B, 1, T, 1], tokens that have not halted
+    before: tuple[torch.Tensor, torch.Tensor] | None = None  # keys and values of tokens that have halted
+    keeps, detaches = False, False  # whether to keep the new keys and values in `kept`, and whether to detach them
+    kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __init__(self, cache: Cache | None, slot: int, written: set[int], kv_layout: str):
+        self.cache, self.slot, self.written, self.kv_layout = cache, slot, written, kv_layout
+
+    def update(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add T new tokens. Return the keys and values of all tokens, [B, heads, past + T, head_dim] each."""
+        if self.before is not None:
+            key, value = (torch.where(self.active, *pair) for pair in zip((key, value), self.before))
+        if self.keeps:
+            self.kept = (key.detach(), value.detach()) if self.detaches else (key, value)
+        if self.cache is None:
+            return key, value
+        return write_slot(self.cache, self.written, key, value, self.slot, self.kv_layout)
+
+
 class OnceCache:
     """Keys and values of layers that run once per token (prelude, coda), starting at slot `first_slot`."""
 
@@ -54,11 +82,9 @@ class OnceCache:
         self.cache, self.first_slot = cache, first_slot
         self.written: set[int] = set()
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update as `RecurrentCache.update` does. A second visit in the same forward pass overwrites the first."""
-        if self.cache is None:
-            return key, value
-        return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
+    def visit(self, number: int) -> VisitCache:
+        """Return the keys and values of a visit. A second visit in the same forward overwrites the first."""
+        return VisitCache(self.cache, self.first_slot + number, self.written, "per_segment")
 
 
 class RecurrentCache:
@@ -79,27 +105,25 @@ class RecurrentCache:
         before: "RecurrentCache | None",
         segments_to_keep: int,
     ):
-        self.config, self.cache, self.before = config, cache, before
+        self.config, self.cache, self.kv_layout = config, cache, config.kv_layout
         self.active = None if active is None else active[:, None, :, None]
         self.segment = 0 if before is None else before.segment + 1
-        self.slots, self.kv_layout = segment_slots(config, self.segment), config.kv_layout
-        self.keeps = self.segment + 1 < segments_to_keep
-        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.slots = segment_slots(config, self.segment)
+        self.keeps, self.detaches = self.segment + 1 < segments_to_keep, config.detach_between_segments
+        self.before = {} if before is None or active is None else before.kept()
         self.written: set[int] = set() if before is None else before.written
-        if before is not None and not torch.is_grad_enabled():
-            before.before = None  # older segments are only needed when gradient checkpointing recomputes a segment
+        self.visits: dict[int, VisitCache] = {}
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add T new tokens. Return the keys and values of all tokens, [B, heads, past + T, head_dim] each."""
-        if self.active is not None and self.before is not None:
-            kept_key, kept_value = self.before.kept[visit]
-            key, value = torch.where(self.active, key, kept_key), torch.where(self.active, value, kept_value)
-        if self.keeps:
-            cut = self.config.detach_between_segments
-            self.kept[visit] = (key.detach(), value.detach()) if cut else (key, value)
-        if self.cache is None:
-            return key, value
-        return write_slot(self.cache, self.written, key, value, self.slots[visit], self.kv_layout)
+    def visit(self, number: int) -> VisitCache:
+        """Return the keys and values of a visit. Visits are numbered as explained above."""
+        found = self.visits[number] = VisitCache(self.cache, self.slots[number], self.written, self.kv_layout)
+        found.active, found.before = self.active, self.before.get(number)
+        found.keeps, found.detaches = self.keeps, self.detaches
+        return found
+
+    def kept(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the keys and values of the new tokens for each visit, if later segments may read them."""
+        return {number: visit.kept for number, visit in self.visits.items() if visit.kept is not None}
 
     def copy_to_later_segments(self, kwargs: dict[str, Any]) -> None:
         """After the last segment, copy its keys and values into the slots of the segments that did not run.
@@ -111,7 +135,7 @@ class RecurrentCache:
             return
         for segment in range(self.segment + 1, self.config.halt_max_steps):
             slots = segment_slots(self.config, segment)
-            for visit, (key, value) in self.kept.items():
+            for visit, (key, value) in self.kept().items():
                 if paged is None:
                     self.cache.update(key, value, slots[visit])
                 else:  # a copy, because the cache modifies its keyword arguments

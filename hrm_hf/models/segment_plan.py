@@ -239,10 +239,11 @@ class ThinkingTokens:
     def segments_to_keep(self, cache: Any) -> int:
         """Return the number of segments to keep keys and values for, or 0 if no cache or later segment needs them.
 
-        Storing them is a side effect, which gradient checkpointing inside a compiled segment does not allow.
+        Storing them is a side effect, which gradient checkpointing inside a compiled layer does not allow. Training
+        stores those of the last segment too, so that a compiled layer needs no other graph for this segment.
         """
         alone = cache is None and getattr(self.plan.exit_rule, "name", None) == "fixed" and _all(self.active)
-        return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps)
+        return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps) + self.plan.training
 
     def begin(self, segment: int) -> torch.Tensor | None:
         """Begin a segment, counted from 1. Return a mask of the segment's active tokens, or None for all."""

@@ -61,17 +61,13 @@ def rotary_tables(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, t
     return cos.unsqueeze(2), torch.cat([-first, second], dim=-1).unsqueeze(2)
 
 
-def rotate(
-    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply rotary positions to query and key [B, T, heads, head_dim]. Return them as [B, heads, T, head_dim].
+def rotate(states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Apply rotary positions to queries or keys [B, T, heads, head_dim]. Return them as [B, heads, T, head_dim].
 
-    The result equals that of `apply_rotary_pos_emb`. Rotating both in one tensor takes half as many operations.
+    The result equals that of `apply_rotary_pos_emb`, with fewer operations.
     """
-    both = torch.cat([query, key], dim=2)
-    first, second = both.chunk(2, dim=-1)
-    both = both * cos + torch.cat([second, first], dim=-1) * signed_sin
-    return both.transpose(1, 2).split([query.shape[2], key.shape[2]], dim=1)
+    first, second = states.chunk(2, dim=-1)
+    return (states * cos + torch.cat([second, first], dim=-1) * signed_sin).transpose(1, 2)
 
 
 class VisitedLlamaAttention(LlamaAttention):

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_utils import unwrap_peft_model
 
 from ..models.early_exit import EXIT_CRITERIA
+from ..models.hrm_lm_layers import run_layer
 from ..models.retrofit_hrm_lm import NEW_WEIGHTS
 from ..models.segment_plan import SegmentSchedule
 from ..registry import has_ability
@@ -92,10 +93,10 @@ class CausalLMTrainer(HrmTrainer):
             freeze_all_but_adapters(self.model)
 
     def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
-        """Compile only one segment of a recurrent model, because the number of segments may be random."""
+        """Compile one layer of a recurrent model for all its visits, because the number of segments may be random."""
         super().prepare_model(model, args)
         if args.torch_compile and has_ability(model, "recurrent_depth"):
-            self.compile_part(partial(compile_segment, unwrap_peft_model(model)), args)
+            self.compile_part(partial(compile_layers, unwrap_peft_model(model)), args)
 
     def validate_arguments(self) -> None:
         """Raise ValueError for label smoothing and other options that the model does not support."""
@@ -335,10 +336,9 @@ def freeze_all_but_adapters(model: Any) -> None:
         parameter.requires_grad_(name in added)
 
 
-def compile_segment(model: Any, **options: Any) -> None:
-    """Call `torch.compile(**options)` on the segment that training repeats. Inference is not compiled."""
-    base = model.base_model
-    base.compiled_segment = torch.compile(type(base).segment, **options)  # unbound, so copies use their own weights
+def compile_layers(model: Any, **options: Any) -> None:
+    """Compile a recurrent model's layers for training with `torch.compile(**options)`. Inference is not compiled."""
+    model.base_model.compiled_layer = torch.compile(run_layer, **options)
 
 
 def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_bytes: torch.Tensor) -> dict:

@@ -93,7 +93,7 @@ def original_block(state, block, x):
 
 
 class NoCache:
-    def update(self, key, value, visit):
+    def update(self, key, value):
         return key, value
 
 
@@ -107,7 +107,7 @@ def test_each_block_matches_the_original_with_correct_attention(write_original, 
         assert len(stack.layers) == UNITS
         for unit, layer in enumerate(stack.layers):
             with torch.no_grad():
-                where = {"key_values": NoCache(), "first_visit": 0, "pass_number": 0}
+                where = {"key_values": NoCache(), "pass_number": 0}
                 ours = layer(x[None], position_embeddings=positions, attention_mask=None, **where)
             expected = original_block(state, f"layers.{unit}.{level}_module", x)
             torch.testing.assert_close(ours[0], expected, atol=1e-5, rtol=1e-4)

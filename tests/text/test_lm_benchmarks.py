@@ -28,8 +28,9 @@ def test_decoding_baselines_share_the_body_without_the_added_part():
     sides = decoding.families("tiny")
     off, sinkhorn, birkhoff = sides["rlm_mhc"].values()
     assert (off.mhc_enabled, sinkhorn.mhc_res_mode, birkhoff.mhc_res_mode) == (False, "sinkhorn", "birkhoff")
-    llama, hrm = sides["hrm_lm"].values()
-    assert llama.num_hidden_layers == hrm.num_hidden_layers == 8 and hrm.halt_max_steps == 1
+    for family, passes in {"hrm_lm one pass": 1, "hrm_lm two passes": 2, "hrm_lm four passes": 4}.items():
+        llama, hrm = sides[family].values()
+        assert llama.num_hidden_layers == hrm.num_hidden_layers == 8 * passes and hrm.halt_max_steps == passes
     for family in sides.values():
         assert len({(c.hidden_size, c.intermediate_size, c.vocab_size) for c in family.values()}) == 1
 

@@ -25,7 +25,7 @@ from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_chec
 from hrm_hf.models.presets_hrm_lm import LOOP
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
-from hrm_hf.text.trainer import CausalLMTrainer, compile_segment, segment_schedule
+from hrm_hf.text.trainer import CausalLMTrainer, compile_layers, segment_schedule
 from hrm_hf.trainer import NonFiniteError
 from hrm_hf.trainer.optim import AdamATan2
 
@@ -471,7 +471,7 @@ def test_compiled_run_has_the_losses_of_an_eager_run(make, architecture):
 
 
 @pytest.mark.parametrize("saving", [False, True])
-def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make, monkeypatch, saving):
+def test_a_recurrent_model_needs_two_graphs_for_any_number_of_segments(make, monkeypatch, saving):
     monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)  # "eager" needs no compiler
     looped = {**LOOP, "prelude_layers": 1, "segment_sampling": "lognormal_poisson"}
     losses = []
@@ -483,12 +483,24 @@ def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make, m
         losses.append([entry["loss"] for entry in logged(trainer)])
     plain, compiled = losses
     assert compiled == pytest.approx(plain, abs=1e-5)
-    assert counters["stats"]["unique_graphs"] == 2  # the first segment, whose state needs no gradient, and any other
+    assert counters["stats"]["unique_graphs"] == 2  # a layer whose input needs no gradient, and any other
+
+
+def test_visits_share_compiled_layers_when_tokens_halt():
+    torch._dynamo.reset()
+    sizes = {"H_cycles": 2, "L_cycles": 1, "num_l_layers": 2, "num_h_layers": 1, "halt_max_steps": 3, "bp_steps": 3}
+    model, graphs = tiny_lm.model("hrm_lm", **sizes).train(), []
+    torch.nn.init.normal_(model.model.q_head.weight)
+    compile_layers(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    ids = text(2).with_format("torch")["input_ids"][:]
+    model(ids, labels=ids).loss.backward()
+    # With and without gradients, for three kinds of kept keys: none, those of segment 1, and those of later segments.
+    assert len(graphs) <= 6
 
 
 def test_a_copy_of_a_compiled_model_runs_its_own_weights():
     model = tiny_lm.model("hrm_lm", **LOOP).train()
-    compile_segment(model, backend="eager")
+    compile_layers(model, backend="eager")
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in twin.model.L_module.parameters():

@@ -53,10 +53,10 @@ def find(
     return Solutions(found, nodes, True)
 
 
-def is_unique(task: Any, board: np.ndarray, max_nodes: int = 100_000) -> bool:
-    """Return whether a complete search proves that a board has exactly one solution."""
-    found = find(task, board, limit=2, max_nodes=max_nodes)
-    return found.complete and len(found.boards) == 1
+def needs_no_guess(task: Any, board: np.ndarray) -> bool:
+    """Return whether filling cells that have only one possible token solves a board, so its solution is unique."""
+    solved, _ = _propagate(task, board)
+    return solved is not None and not (solved == task.blank).any()
 
 
 def _propagate(task: Any, board: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from .arc_grids import dihedral
-from .backtracking import find, is_unique
+from .backtracking import find, needs_no_guess
 from .tasks import Grids, PuzzleTask, View
 
 
@@ -108,7 +108,7 @@ class KenKenTask(PuzzleTask):
         return cages
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Fill a Latin square at random, then draw cages and clues until they have only one solution."""
+        """Fill a Latin square at random, then draw cages and clues until they can be solved without a guess."""
         easy, hard = CAGE_SHARE
         wanted = round((easy + (hard - easy) * level) * len(self.digits))
         empty = np.where(self.fillable(self.digits), OPEN, NOTHING)
@@ -121,7 +121,7 @@ class KenKenTask(PuzzleTask):
                 clues = clues_of((solution[self.digits[cages == cage]] - OPEN).tolist())
                 solution[self.clues[cages == cage][0]] = WALL + 1 + CLUES.index(rng.choice(clues))
             puzzle = np.where(self.fillable(solution), OPEN, solution)
-            if is_unique(self, puzzle):
+            if needs_no_guess(self, puzzle):
                 return puzzle, solution
 
     def _draw_cages(self, wanted: int, rng: np.random.Generator) -> np.ndarray:

@@ -7,13 +7,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from .backtracking import find, is_unique
+from .backtracking import find, needs_no_guess
 from .tasks import Grids, PuzzleTask, View
 
 
 OPEN, DARK, BULB, WALL, NUMBER = range(1, 6)  # DARK: a cell without a bulb; NUMBER + n: a wall with the number n
 WALL_SHARE = (0.2, 0.35)  # minimum and maximum fraction of walls in generated puzzles
-MAX_NODES = 500  # maximum nodes per search in puzzle generation; puzzles that need more are dropped
+MAX_NODES = 500  # limit of the search for bulbs that light generated walls; walls that need more are dropped
 
 
 class LightUpTask(PuzzleTask):
@@ -50,7 +50,7 @@ class LightUpTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw walls, number them to fit a random solution, and hide up to a fraction `level` of the numbers."""
+        """Draw walls, number them to fit a random solution, and hide at most a fraction `level` of the numbers."""
         while True:
             walls = rng.random(self.seq_len) < rng.uniform(*WALL_SHARE)
             scores = rng.random((self.seq_len, self.vocab_size))
@@ -60,12 +60,12 @@ class LightUpTask(PuzzleTask):
             beside = _structure(walls.tobytes(), self.grid_shape)[1]
             solution = np.where(walls, NUMBER + (beside @ (found[0] == BULB)).astype(int), found[0])
             puzzle = np.where(walls, solution, OPEN)
-            if is_unique(self, puzzle, MAX_NODES):
+            if needs_no_guess(self, puzzle):
                 break
         order = rng.permutation(np.flatnonzero(walls))
         for cell in order[: round(level * len(order))]:
             puzzle[cell] = WALL
-            if not is_unique(self, puzzle, MAX_NODES):
+            if not needs_no_guess(self, puzzle):
                 puzzle[cell] = solution[cell]
         return puzzle, np.where(walls, puzzle, solution)
 

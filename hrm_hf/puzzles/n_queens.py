@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 
+from .backtracking import needs_no_guess
 from .tasks import Grids, PuzzleTask, View
 
 
@@ -47,15 +48,16 @@ class QueensTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw a solution and remove queens that the others determine: half of them at level 0, all at level 1."""
+        """Draw a solution and try to remove half of the queens (level 0) or all, while no guess becomes necessary."""
         solutions = all_solutions(self.grid_shape[0])
         solution = solutions[rng.integers(len(solutions))]
-        given = solution.copy()
+        puzzle = np.where(solution, QUEEN, OPEN)
         order = rng.permutation(np.flatnonzero(solution))
         for cell in order[: round((0.5 + 0.5 * level) * len(order))]:
-            given[cell] = False
-            given[cell] = solutions[:, given].all(axis=1).sum() > 1
-        return np.where(given, QUEEN, OPEN), np.where(solution, QUEEN, EMPTY)
+            puzzle[cell] = OPEN
+            if not needs_no_guess(self, puzzle):
+                puzzle[cell] = QUEEN
+        return puzzle, np.where(solution, QUEEN, EMPTY)
 
     def symmetries(self) -> list[View]:
         return self.reflections()

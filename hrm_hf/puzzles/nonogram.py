@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .backtracking import is_unique
+from .backtracking import needs_no_guess
 from .tasks import Grids, PuzzleTask, View
 
 
@@ -62,7 +62,7 @@ class NonogramTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw random pictures until one is the only solution of its clues."""
+        """Draw random pictures until the clues of one can be solved without a guess."""
         easy, hard = FILLED_SHARE
         while True:
             board = np.full(self.grid_shape, NONE)
@@ -73,7 +73,7 @@ class NonogramTask(PuzzleTask):
             board[self.clue_rows :, self.clue_columns :] = np.where(filled, FILLED, EMPTY)
             solution = board.reshape(-1)
             puzzle = np.where(self.fillable(solution), OPEN, solution)
-            if is_unique(self, puzzle):
+            if needs_no_guess(self, puzzle):
                 return puzzle, solution
 
     def symmetries(self) -> list[View]:

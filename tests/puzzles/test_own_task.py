@@ -123,7 +123,8 @@ def test_shipped_generators_draw_puzzles_with_one_solution(name):
         rng = np.random.default_rng(seed)
         puzzle, solution = task.generate(level, rng)
         found = find(task, puzzle, limit=2)
-        assert found.complete and [board.tolist() for board in found.boards] == [solution.tolist()]
+        assert [board.tolist() for board in found.boards] == [solution.tolist()]
+        assert found.complete and found.nodes == 1  # solved without a guess
         assert task.violations(puzzle, solution) == [] and task.violations(puzzle, puzzle)
         views = task.views(task.read(task.text(puzzle)), 6, rng)
         shown = [(view.show(puzzle), view.show(solution)) for view in views]

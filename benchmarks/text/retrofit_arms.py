@@ -8,9 +8,10 @@ For each seed, a small byte-level decoder is pretrained on rows of text and rows
 continues from it on the same data in the same order, until it has spent the same training FLOPs. The tasks, the arms
 and the settings of each task are in `retrofit_tasks.py`.
 
-The number of passes in each step is random, after an optional ramp. With `text_once`, rows of text get one pass. The
-arm `scratch` starts from random weights and also spends the FLOPs of the pretraining. `deeper` is a decoder with as
-many layers as the loop runs; the additional layers are copies that initially add zero.
+The number of passes in each step is random, after an optional ramp. With `text_once`, rows of text get one pass. With
+`text_weight`, the loss of each byte of text counts that many times. The arm `scratch` starts from random weights and
+also spends the FLOPs of the pretraining. `deeper` is a decoder with as many layers as the loop runs; the additional
+layers are copies that initially add zero.
 
 On a GPU, the runs of one arm train side by side, one CUDA stream per seed, and a training step is a CUDA graph per
 number of passes. Each run is saved once it is evaluated (--runs); a repeated call trains only the missing ones. With
@@ -44,7 +45,7 @@ from .retrofit_tasks import ARMS, SETTINGS, SHARED, make_task
 
 CURRICULUM = {"depth_ramp": "linear", "depth_ramp_ratio": 0.0, "depth_warmup_ratio": 0.0, "keep_one_pass": 0.0,
               "bp_warmup_ratio": 0.0, "halt_warmup_ratio": 0.0, "train_gate_only": False,
-              "text_once": False}  # fmt: skip
+              "text_once": False, "text_weight": 1.0}  # fmt: skip
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
@@ -257,6 +258,8 @@ class Run:
             shape = (args.rows, length)
             self.ids, self.labels = (torch.zeros(shape, dtype=torch.long, device=device) for _ in range(2))
             self.mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
+            self.weights = torch.ones(args.rows, 1, device=device)
+            self.weights[: args.rows // 2] = ARMS[args.task].get(arm, (None, {}))[1].get("text_weight", 1.0)
             self.loss = torch.zeros((), device=device)
             self.generator = torch.Generator(device).manual_seed(1000 + int(seed) + 500 * (arm == "pretrained"))
             self.graphs = {}
@@ -285,7 +288,9 @@ class Run:
         if self.text_once and passes > 1:  # the first half of the rows is text
             parts = self.ids.chunk(2)
         logits = torch.cat([self.logits(part, 1 if part is not parts[-1] else passes) for part in parts])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), self.labels.flatten(), ignore_index=-100)
+        losses = F.cross_entropy(logits.transpose(1, 2).float(), self.labels, ignore_index=-100, reduction="none")
+        weights = self.weights * (self.labels >= 0)
+        loss = (weights * losses).sum() / weights.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
         self.optimizer.step()

@@ -64,12 +64,13 @@ def print_table(report: dict) -> None:
 
 
 def plot(report: dict, args, name: str) -> None:
-    """Plot accuracy by training FLOPs, steps per question, and passes: one line per arm, averaged over seeds."""
+    """Plot accuracy by training FLOPs, steps and passes: one line per arm in --arms, averaged over seeds."""
     figure, axes = new_figure(1, 3, (14, 4.2))
     training, steps, passes = axes[0]
     layers = sum(int(number) for number in args.layers.split(","))
     deep = f"right answers of steps {layers + 1} and later"
-    for index, arm in enumerate(report["arms"]):
+    shown = ["pretrained", *args.arms.split(",")]
+    for index, arm in enumerate(arm for arm in report["arms"] if arm in shown):
         color, runs = f"C{index}", [run for run in report["runs"] if run["arm"] == arm]
         if arm != "pretrained" and arm != "scratch":
             line(training, arm, color, [run["curve"] for run in runs], "training_flops", layers)

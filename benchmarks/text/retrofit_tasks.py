@@ -108,14 +108,21 @@ LAST_ANSWER = {
 
 # Random numbers of passes, with gradients through the last three (see docs/reasoning.md)
 LOOPED = RANDOM | {"passes": 6, "input_injection": "gated", "loop_step": "rescaled", "bp_segments": 3}
+FOUR = LOOPED | {"passes": 4}
 EVERY_STEP = {
     "plain": (None, {}),
     "loop6": (LOOPED, {"text_once": True}),
+    "loop4": (FOUR, {"text_once": True}),
+    "text3": (FOUR, {"text_once": True, "text_weight": 3.0}),
+    "plain_text3": (None, {"text_weight": 3.0}),
     "replace": (LOOPED | {"loop_step": "replace"}, {"text_once": True}),
     "all_passes": (LOOPED, {}),
     "ramp": (LOOPED, RAMP | {"text_once": True}),
     "one_pass": (LOOPED, {"text_once": True, "keep_one_pass": 0.2}),
     "etd2": ({"passes": 2, "input_injection": "none", "loop_step": "replace"}, {"text_once": True}),
+    "lora": (FOUR | {"pass_lora_rank": 8}, {"text_once": True}),
+    "bp1": (FOUR | {"bp_segments": 1}, {"text_once": True}),
+    "bp2": (FOUR | {"bp_segments": 2}, {"text_once": True}),
     "scratch": (LOOPED, {"text_once": True}),
     "deeper": (None, {}),
 }

@@ -142,7 +142,7 @@ def prefix_tuning(architecture: str) -> str | None:
 
 
 def _prefix_of_too_few_slots(architecture: str) -> str | None:
-    shapes = {"hrm_go_coder": ({}, "phases")}
+    shapes = {"hrm_go_coder": ({}, "prefix tuning")}
     if architecture not in shapes:
         return None
     fields, reason = shapes[architecture]

@@ -73,7 +73,7 @@ INSTEAD = [
     (
         r"(hrm-hf app .*) --open",
         r"(curl -s -o page.html -w 'page: %{{http_code}}\\n' --retry 60 --retry-connrefused --retry-delay 1 "
-        r"http://127.0.0.1:7860 &); timeout --signal INT --preserve-status 60 \g<1>",
+        r"http://127.0.0.1:7860 &); timeout --foreground --signal INT --preserve-status 60 \g<1>",
         "a server without a browser: curl fetches its page, and Ctrl-C follows after a minute",
     ),
     (r"sbatch .*", r"\g<0>; tail -n 30 $(ls -t *.out | head -n 1)", "Slurm on this machine, with {slurm}"),

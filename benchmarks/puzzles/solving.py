@@ -94,7 +94,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     table = []
     for steps, restarts, choose in itertools.product(args.steps, args.restarts, args.choose):
         if restarts == 1 and choose in ("residual", "vote"):
-            continue  # these choose among several runs
+            continue  # "residual" and "vote" choose among several runs
         options = {
             "max_steps": steps,
             "restarts": restarts,

@@ -243,7 +243,7 @@ def gain_summary(sites: list[dict]) -> str:
 
 
 def gain_image(sites: list[dict], product: bool) -> Image.Image:
-    """Plot the row and column gains of the map at each site, or of the product of all maps up to that site."""
+    """Plot the row and column gains of H_res at each mHC site, or of the product of all H_res up to each site."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 3.6), layout="constrained")

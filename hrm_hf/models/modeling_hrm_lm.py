@@ -478,7 +478,8 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """Return next-token labels [B, T], shifted here or by the caller. Without labels, return None."""
-    shifted = kwargs.pop("shift_labels", None)  # if it were a named argument, Trainer would require it in every batch
+    # If `shift_labels` were a parameter of `forward`, Trainer would require it in every batch.
+    shifted = kwargs.pop("shift_labels", None)
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted

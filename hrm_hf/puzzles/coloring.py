@@ -24,7 +24,7 @@ class ColoringTask(PuzzleTask):
     symbols = ("_", "?", "a", "b", "c", "d", ".", "#")
     blank = OPEN
     default_shape = (10, 10)
-    rules_prove = True  # because each generated puzzle has a unique solution
+    rules_prove = True  # valid answers are correct, because each generated puzzle has a unique solution
     palette = ("#9aa5b1", "#ffffff", "#e76f51", "#2a9d8f", "#e9c46a", "#4f83cc", "#eef1f4", "#2f3b47")
     legend = {"#eef1f4": "no edge", "#2f3b47": "edge", "#ffffff": "node to color"}
     levels = 3

@@ -47,7 +47,7 @@ class KenKenTask(PuzzleTask):
     symbols = ("_", "?", *map(str, range(1, LARGEST + 1)), ".", "#", *CLUES)
     blank = OPEN
     default_shape = (8, 8)
-    rules_prove = True  # because each generated puzzle has a unique solution
+    rules_prove = True  # valid answers are correct, because each generated puzzle has a unique solution
     palette = ("#9aa5b1", *["#ffffff"] * (LARGEST + 1), "#eef1f4", "#2f3b47", *["#fff3b0"] * len(CLUES))
     legend = {"#ffffff": "digit", "#2f3b47": "wall of a cage", "#fff3b0": "clue of a cage"}
     levels = 3

@@ -24,7 +24,7 @@ class LightUpTask(PuzzleTask):
     symbols = ("_", "?", ".", "*", "#", "0", "1", "2", "3", "4")
     blank = OPEN
     default_shape = (7, 7)
-    rules_prove = True  # because each generated puzzle has a unique solution
+    rules_prove = True  # valid answers are correct, because each generated puzzle has a unique solution
     palette = ("#9aa5b1", "#ffffff", "#fff3b0", "#f9a825", *["#2f3b47"] * 6)
     legend = {"#ffffff": "open", "#fff3b0": "no bulb", "#f9a825": "bulb of the model", "#2f3b47": "wall"}
     levels = 3

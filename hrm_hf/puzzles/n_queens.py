@@ -19,7 +19,7 @@ class QueensTask(PuzzleTask):
     symbols = ("_", "?", ".", "Q")
     blank = OPEN
     default_shape = (10, 10)
-    rules_prove = True  # because each generated puzzle has a unique solution
+    rules_prove = True  # valid answers are correct, because each generated puzzle has a unique solution
     palette = ("#9aa5b1", "#ffffff", "#fff3b0", "#e76f51")
     legend = {"#ffffff": "open", "#fff3b0": "no queen", "#e76f51": "queen"}
     levels = 3
@@ -42,13 +42,17 @@ class QueensTask(PuzzleTask):
         attacked = self.neighbours(queens) > 0
         could = ((board == OPEN) | queens) & ~attacked  # cells that have a queen or could get one
         grid = could.reshape(self.grid_shape)
-        spare = (grid.sum(0) > grid) & (grid.sum(1, keepdims=True) > grid)  # its row and column have other such cells
+        # Cells that may be empty, because their row and their column have other cells in `could`.
+        spare = (grid.sum(0) > grid) & (grid.sum(1, keepdims=True) > grid)
         result = np.zeros((self.seq_len, self.vocab_size), dtype=bool)
         result[:, EMPTY], result[:, QUEEN] = spare.reshape(-1), ~attacked
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw a solution and try to remove half of the queens (level 0) or all, while no guess becomes necessary."""
+        """Draw a solution and remove queens in random order, each only if no guess becomes necessary.
+
+        Level 0 tries half of the queens, level 1 all of them.
+        """
         solutions = all_solutions(self.grid_shape[0])
         solution = solutions[rng.integers(len(solutions))]
         puzzle = np.where(solution, QUEEN, OPEN)

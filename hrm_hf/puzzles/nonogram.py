@@ -27,7 +27,7 @@ class NonogramTask(PuzzleTask):
     symbols = ("_", "?", ".", "#", "-", *map(str, range(LONGEST + 1)))
     blank = OPEN
     default_shape = (9, 9)
-    rules_prove = True  # because each generated puzzle has a unique solution
+    rules_prove = True  # valid answers are correct, because each generated puzzle has a unique solution
     palette = ("#9aa5b1", "#ffffff", "#fff3b0", "#2f3b47", *["#dbe4ec"] * (LONGEST + 2))
     legend = {"#dbe4ec": "clues", "#ffffff": "open", "#fff3b0": "empty", "#2f3b47": "filled"}
     levels = 3

@@ -205,7 +205,10 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def postprocess(
         self, model_outputs: dict[str, Any], prefer_valid: bool = False, search: bool = False
     ) -> dict[str, Any]:
-        """Map the answers back to the original puzzle and count votes. With `search`, order guesses by probability."""
+        """Map the answers back to the original puzzle and count votes.
+
+        With `search`, also run a search that tries the most probable tokens first. Its solution replaces the answer.
+        """
         puzzle, views = model_outputs["puzzle"], model_outputs["views"]
         task = self.fitted(puzzle.questions.shape[1])[1]
         num_questions = len(puzzle.questions)

@@ -226,7 +226,7 @@ def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Remove digits from solved boards in the given order, except those that keep the solution unique.
+    """Remove digits from solved boards in the given order, each only if the solution stays unique.
 
     A cell can be emptied if and only if no other digit in it leads to a solution.
 

@@ -31,7 +31,7 @@ PART_COUNTS = {
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# Inputs that metrics are computed from, each with the value that excludes a row. Repeated rows count only once.
+# Inputs that metrics are computed from, each with the value that excludes the rows that accelerate repeats.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }

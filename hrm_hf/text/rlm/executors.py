@@ -52,7 +52,7 @@ class MontyExecutor:
         self.block_seconds, self.max_memory = block_seconds, max_memory
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "MontySession":
-        """Open a REPL with `context`, `answer`, FINAL and `functions`. Code can catch their ValueErrors."""
+        """Open a REPL with `context`, `answer`, FINAL and `functions`, whose ValueErrors REPL code can catch."""
         return MontySession(self, context, functions, seed)
 
 

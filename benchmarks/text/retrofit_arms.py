@@ -311,7 +311,7 @@ class Run:
             try:
                 with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                     self.compute_step(passes)
-            except Exception as error:  # without a graph, these steps run eagerly
+            except Exception as error:  # steps with this many passes or fewer then run eagerly
                 print(f"seed {self.seed}, {passes} passes: no graph: {error!r:.300}", flush=True)
                 return
             self.graphs[passes] = graph
@@ -415,9 +415,10 @@ def save(args, run: Run, valid: torch.Tensor, seconds: float) -> None:
 
 @torch.no_grad()
 def evaluate(args, run: Run, text: torch.Tensor, passes: int | None = None) -> dict:
-    """Return bits per byte, accuracy by number of steps, and state norm; by default, for the passes of training.
+    """Return bits per byte, accuracy for each number of reasoning steps, and the norm of the state.
 
-    One forward pass predicts all items of an answer. An answer is right if all its items are.
+    `passes` defaults to `run.trained_passes`. One forward pass predicts all items of an answer. An answer is right if
+    all its items are.
     """
     run.model.eval()
     passes = passes or run.trained_passes

@@ -132,7 +132,7 @@ def _hrm_text_tensors(network: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _llama_tensors(network: PreTrainedModel, visits: Visits, norm: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a Llama's tensors for the visited stacks, in order, with scaled embeddings and a gain for every norm."""
+    """Return a Llama's tensors: scaled embeddings, the blocks of each visit in order, and a gain for every norm."""
     model, config = network.model, network.config
     tensors = {"token_embd.weight": model.embed_tokens.weight * config.embedding_scale, **dict(_blocks(visits))}
     if not config.tie_word_embeddings or config.embedding_scale != 1:
@@ -149,7 +149,7 @@ def _llama_tensors(network: PreTrainedModel, visits: Visits, norm: torch.nn.Modu
 
 
 def _blocks(visits: Visits) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of every block. In stacks with a pass number, `pass_gains` scale the `BRANCH_ENDS`."""
+    """Yield the tensors of every block. For visits with a pass number, scale `BRANCH_ENDS` by the pass's gains."""
     block = 0
     for stack, number in visits:
         for index, layer in enumerate(stack.layers):

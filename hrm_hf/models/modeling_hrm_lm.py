@@ -348,7 +348,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return z if self.state_norm is None else self.state_norm(z)
 
     def exit_state(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the normalized state from which the halting head and exit criteria decide, without the coda."""
+        """Return the normalized state for the halting head and the exit criteria. The coda's layers do not run."""
         inner = self.config.exit_norms == "every" or self.coda is None
         return hidden if inner else self.coda.exit_norm(hidden)
 

@@ -161,7 +161,7 @@ def first_slots(config) -> tuple[list[int], list[int], list[int]]:
         slots = segment_slots(config, segment)
         for start in range(0, config.segment_visits, cycle):
             low += [slots[start + n * config.num_l_layers] for n in range(config.L_cycles)]
-            high += slots[start + cycle - config.num_h_layers : start + cycle][:1]  # none in a flat loop
+            high += slots[start + cycle - config.num_h_layers : start + cycle][:1]  # a flat loop has no H layers
     return low, high, [config.num_hidden_layers - config.coda_layers]
 
 

@@ -212,7 +212,7 @@ class GoCoderRefinementMixin:
             self._decide(row, text, new_tokens, found, settings)
 
     def _write_code(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
-        """Write code for each row. Return the code as text and as a segment, and the number of new tokens."""
+        """Write code for each row. Return its text, its ids with the enclosing tags, and the number of new tokens."""
         streamer = None
         if settings.streamer is not None and not rows[0].attempts:
             streamer = CodeStreamer(settings.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))

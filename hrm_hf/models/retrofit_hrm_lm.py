@@ -185,7 +185,7 @@ def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | 
 
 
 def looped_config(source: PreTrainedConfig, layers: tuple[int, int, int], loop: dict, given: dict) -> HrmLmConfig:
-    """Return the config of a looped model with a decoder's shapes. `given` must not set the same fields."""
+    """Return a looped model's config with a decoder's shapes. `given` must not set fields fixed by the conversion."""
     fixed = {
         **{name: LOOP[name] for name in FLAT},
         **DECODER,

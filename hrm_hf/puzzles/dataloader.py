@@ -118,7 +118,7 @@ class PuzzleOrder:
         self._rows, self._start, self._next = self._rows[:0], 0, 0
         while position >= self._start + len(self._rows):
             self.forget_before(self._start + len(self._rows))
-            self.row(self._start)  # called only to draw the next epoch
+            self.row(self._start)  # draws the next epoch; its return value is not needed
         self.forget_before(position)
 
     def forget_before(self, position: int) -> None:

@@ -35,7 +35,8 @@ HARNESS = Path(__file__).parent / "harness"
 TESTIFY = Path(__file__).parent / "testify"
 TEST_MAIN = "hrmHfTestMain"  # new name for a TestMain in the tests
 MESSAGE = 300  # characters
-Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers, including the text, for code and tests
+# The checker's answers for a program's code and for its tests; "text" is the source to compile, in base64.
+Sources = tuple[dict[str, Any], dict[str, Any]]
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
 _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
 # Patterns in a program's output that show which limit it exceeded; the first match is used.

@@ -150,7 +150,7 @@ class MontySession:
         try:
             self._start(seconds)
         except self.monty.MontyError as error:
-            if time.monotonic() > deadline:  # loading the variables used up the time limit of the run
+            if time.monotonic() > deadline:  # loading the variables took longer than `seconds`
                 raise CapReachedError("max_wall_seconds") from error
             message = f"the REPL's worker process could not be restarted: {type(error).__name__}: {error}"
             raise RuntimeError(message) from error

@@ -344,7 +344,7 @@ def named_columns(architecture: str) -> None:
     assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()
 
 
-# ---- generation, remote code, probes, classifiers; losses and PEFT ----
+# ---- the checks in citizens_generation.py and citizens_training.py ----
 
 for claim, function, architectures, slow in (*citizens_generation.CHECKS, *citizens_training.CHECKS):
     check(claim, architectures, slow)(function)

@@ -45,7 +45,8 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
-# Training steps to compare in one process, and in several, which draw other puzzles from the fifth step on.
+# Training steps to compare, with one process and with several. From the fifth step on, several processes draw
+# different puzzles than one process does.
 STEPS, MULTI_PROCESS_STEPS = 20, 4
 ROWS = 4
 FLEX_LEAST = 16  # smallest head width for which torch compiles flex_attention

@@ -224,7 +224,10 @@ def checkpoint_contents(
 
 
 def own_files(folder: Path, with_training_state: bool = False, include: Iterable[str] = ()) -> Contents:
-    """Collect the folder's own files. Arguments and errors are as in `checkpoint_contents`."""
+    """Collect the files to push from a folder, without the files that `checkpoint_contents` creates.
+
+    Arguments and errors are as in `checkpoint_contents`.
+    """
     weights = {file.name for file in validate_weights(folder)}
     found, include = Contents(), tuple(include)
     for name, (file, problem) in folder_files(folder).items():

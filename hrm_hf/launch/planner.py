@@ -257,7 +257,7 @@ def plan_launch(
     batch, accumulation = _batch(options, given, reference, processes, most)
     effective = batch * processes * accumulation
     base = rate = float(values.get("learning_rate", LmTrainingArguments.learning_rate))
-    if "learning_rate" not in given:  # the original launcher scales it with the square root of the batch size
+    if "learning_rate" not in given:  # the original launcher scales the rate with the square root of the batch size
         rate *= math.sqrt(max(1.0, effective / reference))
     decided = {
         "per_device_train_batch_size": batch,

@@ -68,7 +68,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """Recommended runs. `guide` is set only for puzzles; `best` is the largest model with a batch >= `worth`."""
+    """Recommended runs for a task and a memory size.
+
+    `guide` is set only for puzzles. `best` is the largest model that fits with a batch of `worth` examples, or the
+    smallest model that fits at all.
+    """
 
     task: str
     memory: int

@@ -275,7 +275,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values = x, None
-        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching passes `cache`
+        # Continuous batching passes its cache as `cache`, not as `past_key_values`.
+        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))
         gradient_passes = plan.gradient_passes
         for m in range(1, plan.segments + 1):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, segments_to_keep)

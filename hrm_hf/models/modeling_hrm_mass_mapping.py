@@ -135,7 +135,10 @@ class MapReadout(nn.Module):
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the change, `log_std` and `log_power`. `maps` [B, 3P, S, S] holds b, kappa and the last change."""
+        """Return the change in the map, `log_std` and `log_power`.
+
+        `maps` [B, 3P, S, S] contains the residual b (mapped back to convergence), the map kappa and its last change.
+        """
         config, planes = self.config, self.config.num_planes
         proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
         proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)

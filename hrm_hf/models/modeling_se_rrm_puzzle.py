@@ -236,7 +236,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
                 "and no learned positions"
             )
         fields = self.config.to_dict() | {"grid_shape": list(grid_shape), "vocab_size": vocab_size}
-        fields |= {"sure_confidence": None}  # the value in the config was calibrated for another board size
+        fields |= {"sure_confidence": None}  # the threshold was calibrated only for this model's board size
         fields |= {"seq_len": math.prod(grid_shape), "box_shape": None if box_shape is None else list(box_shape)}
         model = type(self)(type(self.config).from_dict(fields)).to(self.device)
         model.load_state_dict(self.state_dict(), assign=True)

@@ -115,7 +115,7 @@ class RecurrentCache:
         self.visits: dict[int, VisitCache] = {}
 
     def visit(self, number: int) -> VisitCache:
-        """Return the keys and values of a visit. Visits are numbered as explained above."""
+        """Return the keys and values of a visit. The module docstring explains how visits are numbered."""
         found = self.visits[number] = VisitCache(self.cache, self.slots[number], self.written, self.kv_layout)
         found.active, found.before = self.active, self.before.get(number)
         found.keeps, found.detaches = self.keeps, self.detaches

@@ -19,7 +19,7 @@ _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _NOTHING = re.compile(r"\b(null|None|nan)\b")  # words for a blank in JSON and Python
 _LARGE_FRAME = re.compile(r"[\s|¦‖,;:\"'(){}\[\]│┃║]+")
 _LARGE_CELLS = frozenset("0123456789.ABCDEFGHIJKLMNOPQRSTUVWXY")
-_NO_BLANKS = str.maketrans("_?*-·□", "......")  # replaces `_BLANKS` except x and X, digits of large boards
+_NO_BLANKS = str.maketrans("_?*-·□", "......")  # blanks to replace; x and X are digits on large boards
 _PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # .sdk sections to skip
 
 

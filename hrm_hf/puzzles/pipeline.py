@@ -126,7 +126,10 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             raise ValueError(f"{place}{error}") from error
 
     def preprocess(self, input_: Any, votes: int = 1, seed: int = 0) -> dict[str, Any]:
-        """Read a puzzle and return its views as "input_ids", int64 [views * Q, S], and "puzzle_identifiers"."""
+        """Read a puzzle, and return it with `votes` views and their model inputs.
+
+        "input_ids" is int64 [views * Q, S] for a puzzle with Q questions. "puzzle_identifiers" has one id per row.
+        """
         puzzle = self.read_puzzle(input_)
         views = self.fitted(puzzle.questions.shape[1])[1].views(puzzle, votes, np.random.default_rng(seed))
         shown = np.concatenate([view.show(puzzle.questions) for view in views])

@@ -194,7 +194,7 @@ class PuzzleTask:
         return "\n".join(self.separator.join(map(str, row)) for row in self.grid(tokens))
 
     def board_text(self, grid: list[list]) -> str:
-        """Format a board from the method `grid` for a terminal."""
+        """Turn the nested list that `grid` returns into text for a terminal."""
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         return "\n".join(self.separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
 

@@ -184,7 +184,7 @@ class Float64(TorchFunctionMode):
 
 
 def wide(value: Any) -> Any:
-    """Return float64 for float32, and any other value unchanged."""
+    """Return torch.float64 if `value` is the dtype torch.float32, and any other value unchanged."""
     return torch.float64 if value is torch.float32 else value
 
 

@@ -315,7 +315,7 @@ def block_size_of(values: dict[str, Any]) -> int:
 
 
 def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: int, most: int) -> tuple[int, int]:
-    """Return sequences per device and accumulation steps. `most` limits the batch unless flags or the guide set it."""
+    """Return sequences per device (at most `most`, unless a flag or the guide sets them) and accumulation steps."""
     batch, target = given.get("per_device_train_batch_size"), given.get("global_batch_size", base)
     if options.batch_table == "guide":
         listed = guide_batch(options.model, processes)

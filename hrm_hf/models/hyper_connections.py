@@ -93,7 +93,7 @@ class HyperConnection(nn.Module):
         if self.res_mode == "birkhoff":  # each column is a flattened permutation matrix
             orders = torch.tensor(list(permutations(range(n))))
             constants["permutations"] = nn.functional.one_hot(orders, n).flatten(1).T.float()
-        # If `fn` were zero, all streams would always stay equal, because they share the same `base`.
+        # If `fn` were zero, the initial values would treat all streams alike, so equal streams would never diverge.
         return constants | {
             "fn": torch.randn_like(self.fn) * self.initializer_range,
             "base": base,

@@ -162,7 +162,8 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # Modules that quantizers skip. They end in ".*", because transformers' tests reject names that are in both lists.
+    # Modules that quantizers skip. They end in ".*", because transformers' tests
+    # reject names that are also in `_keep_in_fp32_modules_strict`.
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -210,7 +211,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         return HrmMassMappingModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states, **maps)
 
     def _begin(self, x: torch.Tensor, state: HrmMassMappingModelOutput | None) -> tuple[torch.Tensor, ...]:
-        """Return detached z_H, z_L, kappa and change for the start of a segment."""
+        """Return z_H, z_L, kappa and its last change: detached from `state`, or zeros for the first segment."""
         if state is not None:
             return tuple(values.detach() for values in (state.z_H, state.z_L, state.kappa, state.change))
         config = self.config

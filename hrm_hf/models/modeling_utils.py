@@ -218,7 +218,7 @@ class CheckpointCodeMixin:
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if cls.__name__.endswith("ForCausalLM"):
-            # With label smoothing, Trainer shifts labels only for classes in this table.
+            # With label smoothing, Trainer shifts labels only for classes in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.
             known, model_type = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, cls.config_class.model_type
             if cls.__name__ not in known.values():
                 known[cls.__name__ if model_type in known else model_type] = cls.__name__

@@ -168,7 +168,7 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
     best_metric: ClassVar[str] = "eval_loss"  # default metric for early stopping and for the best model
 
     max_grad_norm: float = HfArg(default=1.0, help="Maximum gradient norm; 0 disables clipping.")
-    # If this were None, Trainer would add shift_labels.
+    # If this were None, Trainer would use every argument of the forward method whose name contains "label".
     label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Names of the labels in a batch.")
     early_stopping_patience: int | None = HfArg(default=None, help="Stop after N evaluations without improvement.")
     early_stopping_threshold: float = HfArg(default=0.0, help="Minimum change that counts as an improvement.")

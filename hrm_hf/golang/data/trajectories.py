@@ -119,7 +119,7 @@ def build_trajectories(
 def _judged(
     chunk: list[dict[str, Any]], validator: Validator, seed: int, counts: TrajectoryCounts
 ) -> Iterator[_Source]:
-    """Mutate the solutions in a chunk, validate all candidates in one call, and group them by kind."""
+    """Mutate the solutions in a chunk, validate all mutants in one call, and group failed ones by kind of error."""
     solutions = [record["solution"]["code"] for record in chunk]
     sound = []
     for record, code, verdict in zip(chunk, solutions, validator(solutions)):

@@ -277,7 +277,7 @@ def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
 
 
 def _rlm_mhc_tensors(original: dict[str, torch.Tensor], config: RlmMhcConfig, file: Path) -> dict[str, torch.Tensor]:
-    """Return the original tensors under our names. Raise ValueError for original mHC layers, which `rlm_mhc` lacks."""
+    """Return the original tensors under our names. Raise ValueError for mHC layers of the original code."""
     if any(".mhc_pre." in name or ".mhc_post." in name for name in original):
         raise ValueError(f"{file} {REFUSAL}")
     tensors: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Small versions of the files that users of the original projects already have, for the commands in the guides."""
+"""Small stand-ins for files that users of the original projects already have, which the guides' commands read."""
 
 import json
 import shutil

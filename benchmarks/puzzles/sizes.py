@@ -137,7 +137,7 @@ def measure(model, boards: np.ndarray, steps: list[int]) -> tuple[dict[str, Any]
 
 
 def compare_search(boards: np.ndarray, probabilities: torch.Tensor, size: int) -> dict[str, Any]:
-    """Search boards with and without the model's probabilities, and solve them with the SAT solver."""
+    """Solve boards by search, with and without the model's probabilities, and with the SAT solver."""
     maker, rows = BoardMaker(size), []
     scores = probabilities[..., 1 + DIGIT_OFFSET :].numpy()
     for (board, solution), score in zip(boards, scores):

@@ -227,7 +227,7 @@ def fixed_segments(segments: int) -> dict:
 
 
 def summary(chosen: list[dict[str, dict]]) -> dict[str, dict]:
-    """Return the mean and interval of each metric over checkpoints."""
+    """Return the mean of each metric over the checkpoints, and its confidence interval."""
     figures = ("saved", "loss", "gain_over_fixed", "gain_over_random", "avg_segments", "bits_per_byte")
     return {
         name: {figure: interval([one[name][figure] for one in chosen]) for figure in figures} for name in chosen[0]
@@ -278,7 +278,7 @@ def read_curve(curve: list[dict], average: float) -> float:
 
 
 def formatted(found: dict) -> str:
-    """Format the share of segments that an exit criterion saves, its loss and its gains, with intervals if known."""
+    """Format a criterion's saved segments, relative rise in bits per byte, and gains over fixed and random exits."""
 
     def share(name: str) -> str:
         value = found[name]

@@ -230,7 +230,7 @@ def lines(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _validate_same_sky(data: str, other: str) -> None:
-    """Reject data with different pixel sizes or source redshifts, because these are not inputs of the model."""
+    """Reject data whose pixel size or source redshifts differ, because the model does not get them as inputs."""
     first, second = (load_cosmology_info(name).settings for name in (data, other))
     for field in ("size", "side_deg", "source_redshifts"):
         if getattr(first, field) != getattr(second, field):

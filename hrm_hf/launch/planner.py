@@ -218,7 +218,7 @@ def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> Pr
 
 
 def guide_batch(model: str, processes: int) -> int:
-    """Return the sequences per GPU that the guide lists for `processes`, or for the next lower listed number."""
+    """Return the guide's sequences per GPU for this number of processes, or for the next lower one that it lists."""
     if model not in GUIDE_BATCHES:
         raise ValueError(f"model={model!r}: not in the guide's table ({', '.join(GUIDE_BATCHES)}); omit --batch_table")
     return GUIDE_BATCHES[model][max(count for count in GUIDE_BATCHES[model] if count <= processes)]

@@ -47,7 +47,7 @@ class SegmentSchedule:
 
 @dataclass
 class SegmentPlan:
-    """Plan of one forward pass.
+    """Plan for one forward pass.
 
     Attributes:
         segments: maximum number of segments; drawn: whether this number was drawn at random.

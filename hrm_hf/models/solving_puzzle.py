@@ -17,7 +17,7 @@ from .modeling_utils import uncompiled, validate_ids
 from .settings_puzzle import SolveSettings
 
 
-RESIDUAL_WINDOW = 3  # number of last steps over which residuals are averaged
+RESIDUAL_WINDOW = 3  # number of most recent steps over which residuals are averaged
 CACHED_BYTES = 4 * 2**20  # maximum bytes of latent states per call on a CPU, to keep them in its cache
 TOKENS_PER_CALL = 65_536  # maximum cells per call on a GPU, to fit large puzzles with restarts into memory
 

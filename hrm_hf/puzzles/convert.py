@@ -62,7 +62,7 @@ SE_RRM_NAMES = {"Z_init": "H_init", ".attn.": ".self_attn.", ".attn_t.": ".symbo
 
 
 def our_name(original: str) -> str:
-    """Return our name for a tensor of HRM, TRM or EqR, with or without wrapper prefixes."""
+    """Return our name for a tensor of HRM, TRM or EqR, whose `name` may have prefixes of wrappers."""
     unwrapped = WRAPPERS.sub("", original)
     return TENSOR_NAMES.get(unwrapped, unwrapped if unwrapped.startswith(HEADS) else f"model.{unwrapped}")
 

@@ -69,7 +69,7 @@ class KenKenTask(PuzzleTask):
         return "" if token in (OPEN, NOTHING, WALL) or token >= len(self.symbols) else self.symbols[token]
 
     def units(self) -> dict[str, list[list[int]]]:
-        """Return the digits of each row and column, the four tokens of each cell, and each wall with its digits."""
+        """List the cells of each unit: a row or column of digits, a 2 x 2 block, or a wall and its two digits."""
         square = self.digits.reshape(self.grid_shape[0] // 2, -1)
         parts = self.digits[:, None] + [0, 1, self.grid_shape[1], self.grid_shape[1] + 1]
         sides = np.concatenate([self.digits[self.pairs], self.walls[:, None]], axis=1)

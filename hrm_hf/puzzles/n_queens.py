@@ -49,7 +49,7 @@ class QueensTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw a solution and remove queens in random order, each only if no guess becomes necessary.
+        """Draw a solution and remove queens in random order, keeping those without which a guess would be needed.
 
         Level 0 tries half of the queens, level 1 all of them.
         """

@@ -105,7 +105,7 @@ def is_puzzle(word: str) -> bool:
 
 
 def shipped_task(text: str) -> str | None:
-    """Return "maze" or "sudoku" if a text looks like such a board, without the slow import of numpy."""
+    """Return "maze" or "sudoku" if a text looks like such a board, else None. Does not import numpy, which is slow."""
     cells = FRAME.sub("", text)
     if len(text) >= 9 and "#" in text and sum(cell in "#SGo \n\r" for cell in text) > 0.6 * len(text):
         return "maze"

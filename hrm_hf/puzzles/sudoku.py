@@ -56,7 +56,7 @@ def augment(
 
 
 def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
-    """Return which cell each cell of a copy comes from, int [count, n * n], given line orders [count, n]."""
+    """Return the original index of each cell of each copy, int [count, n * n], given line orders [count, n]."""
     n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
     source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
     return source.reshape(len(source), n * n)

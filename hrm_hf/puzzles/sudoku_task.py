@@ -52,7 +52,8 @@ class SudokuTask(PuzzleTask):
         single = super().is_single(item)
         if not self.config.solves_any_size or not isinstance(item, (list, tuple)) or len(item) > LARGEST_BOARD:
             return single
-        sizes = {_size(part) for part in item if isinstance(part, str)}  # a row of a 16x16 board looks like a 4x4 one
+        # A row of a 16x16 board looks like a complete 4x4 board.
+        sizes = {_size(part) for part in item if isinstance(part, str)}
         if any(isinstance(part, dict) for part in item) or sizes - {None, 4} or sizes == {4}:
             return False
         return single or _size(item) is not None
@@ -117,7 +118,7 @@ class SudokuTask(PuzzleTask):
         return {"example": published, "ids": ids, "meaning": "1 is a blank cell, d + 1 is the digit d"}
 
     def example(self, level: int, seed: int) -> np.ndarray:
-        """Return a puzzle. The generator covers sizes 4, 6 and 9; larger puzzles may have several solutions."""
+        """Generate a puzzle. Puzzles larger than 9x9 may have several solutions."""
         size, (box_rows, box_columns) = self.board.size, self.board.box_shape
         if size in EXAMPLE_CLUES:
             return next(sudoku_generation.generate(size, 1, EXAMPLE_CLUES[size][level], seed))[0] + DIGIT_OFFSET

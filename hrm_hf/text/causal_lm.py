@@ -67,7 +67,7 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
 def causal_lm_config(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_size: int
 ) -> PreTrainedConfig:
-    """Build the config of a new model from its preset, the tokenizer and the overrides, in this order.
+    """Build the config of a new model from its preset; the tokenizer and then the overrides change its fields.
 
     The model gets at least `block_size` positions.
 

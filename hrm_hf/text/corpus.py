@@ -92,7 +92,7 @@ class TextCorpus:
 
     @property
     def bad_lines(self) -> int:
-        """Number of unreadable lines skipped so far. A stream's lines count once per epoch, in this process only."""
+        """Number of unreadable lines that this process has skipped. Streams count a line again in every epoch."""
         return sum(one.counts["bad"] for one in self.filters.values())
 
     @property

@@ -70,7 +70,7 @@ def retrofit_decoder(options: RetrofitOptions) -> dict[str, Any]:
 
 @torch.no_grad()
 def one_pass_difference(source: PreTrainedModel, model: HrmLmForCausalLM) -> float:
-    """Return the largest difference between the logits of a decoder and of one pass through its looped model."""
+    """Compute the largest difference between a decoder's logits and those of its looped model with one pass."""
     length = min(CHECKED, source.config.max_position_embeddings)
     ids = torch.linspace(0, source.config.vocab_size - 1, length).long()[None]
     return (model(ids, num_segments=1).logits - source(ids).logits).abs().max().item()

@@ -238,7 +238,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return output
 
     def _rows_that_count(self, rows: int) -> int:
-        """Return the number of rows in this process's batch, without those that accelerate repeats to fill it."""
+        """Count the rows in this process's batch, excluding those that accelerate repeats to fill it."""
         batches = self.accelerator.gradient_state
         if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
             return rows

@@ -357,7 +357,7 @@ def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
 
 
 def _as_flag(value: Any, text: Any) -> Any:
-    """Return a recipe's value as text, as in a flag: 1.10 stays 1.10. A list is converted item by item."""
+    """Return a recipe's value, or each item of a list, as the text of a flag, so that 1.10 stays 1.10."""
     if value is None or isinstance(value, dict):
         return value
     return list(map(_as_flag, value, text)) if isinstance(value, list) else expand_home(str(text))

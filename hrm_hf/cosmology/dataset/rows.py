@@ -100,7 +100,7 @@ class MapSet:
 
     @classmethod
     def read(cls, data: str, split: str, limit: int | None = None, kappa: bool = False) -> "MapSet":
-        """Read the first `limit` rows of a split (None: all). With `kappa`, also read the convergence for shear."""
+        """Read the first `limit` rows of a split (None: all). With `kappa`, shear maps come with their convergence."""
         info = load_cosmology_info(data)
         if kappa:
             validate_shear(data, info)

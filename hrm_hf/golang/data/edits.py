@@ -128,7 +128,7 @@ def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
 
 
 def intent_of_subject(subject: str) -> str:
-    """Return the intent in a commit subject: by its type (`fix(x): text`) or first known verb, else UPDATE."""
+    """Return the intent of a commit from its subject: its type (`fix(x): text`), its first known verb, or UPDATE."""
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
     verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]

@@ -144,7 +144,7 @@ def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
 
 
 def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
-    """Convert the plan of a "hierarchical" record, or derive a plan if the intent is unknown."""
+    """Convert the plan of a "hierarchical" record, or derive one from title and body if its intent is not ours."""
     targets = [target for target in _get(plan, "targets", list) if _is_target(target)]
     if not targets:
         targets = [function.target for function in functions_of(code)[0].values()][:1]

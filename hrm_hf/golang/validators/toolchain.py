@@ -163,7 +163,7 @@ class CheckerProcess:
         self.seconds = seconds
         go = find_go()
         self._command = [str(build_checker(go))]
-        # Without module mode, imports are resolved in GOROOT without the go tool.
+        # With module mode off, imports are found in GOROOT, and the go tool does not run.
         self._environment = {**go.environment(), "GO111MODULE": "off", "GOFLAGS": "", "GOMEMLIMIT": "1GiB"}
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None

@@ -27,7 +27,7 @@ MAX_STEPS = 256
 MAX_NODES, MAX_ITEMS = 16, 10
 
 BLANK = "_"  # position at which the model predicts an answer
-STEP = "|"  # marks each step in a question that asks only for the last result
+STEP = "|"  # token before each step of a question that asks only for the last result
 DIGITS = tuple("0123456789")
 # Each arrow is a single word, and each node has one word as a start and another as an answer. Otherwise small models
 # need many times as many training steps to learn the lookup.

@@ -61,7 +61,8 @@ def main() -> None:
                 for batch_size in batch_sizes if path == "eager" else batch_sizes[:1]:
                     rows += measure(family, models, batch_size, args.turns, size=size, path=path)
     report = {"turns": args.turns, "prompt": PROMPT, "tokens_a_turn": NEW, "threads": 1, "rows": rows}
-    write_report(args, "lm_decoding", report | {"machine": machine(), "versions": library_versions()})
+    name = "_".join(["lm_decoding", *(args.families.split(",") if args.families else [])])
+    write_report(args, name, report | {"machine": machine(), "versions": library_versions()})
 
 
 def families(size: str) -> dict[str, dict]:

@@ -40,7 +40,8 @@ from ..hub.manifests import find_corruption
 
 
 PREEMPTED_EXIT_CODE = 85
-PREEMPTION_FILE = "HRM_PREEMPTION_FILE"  # variable with the file to create on preemption; launchers hide exit codes
+# Environment variable with the path of a file to create on preemption, because launchers hide the exit code.
+PREEMPTION_FILE = "HRM_PREEMPTION_FILE"
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 SAME_PRESS_SECONDS = 1.0  # a launcher may repeat the terminal's Ctrl-C within this time
 

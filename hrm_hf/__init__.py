@@ -62,6 +62,7 @@ def register() -> None:
 
 
 hide_messages(IMPORT_MESSAGES)
-# To start fast, our programs (which import hrm_hf_start or run as `-m hrm_hf.cli`) register when they load a model.
+# To start fast, our programs (which import hrm_hf_start or run as `-m hrm_hf.cli`) call `register` only when they
+# load a model.
 if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

@@ -146,7 +146,7 @@ class CausalLm:
 
 @dataclass
 class GoCoder(CausalLm):
-    """Held-out records, evenly spaced in the file. The model predicts the code from the problem and the plan."""
+    """Evaluate a Go coder on held-out records, evenly spaced in the file: it predicts code from problem and plan."""
 
     unit = "code_bits_per_byte"
 

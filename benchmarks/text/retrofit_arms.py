@@ -312,7 +312,7 @@ class Run:
                 with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                     self.compute_step(passes)
             except Exception as error:  # steps with this many passes or fewer then run eagerly
-                print(f"seed {self.seed}, {passes} passes: no graph: {error!r:.300}", flush=True)
+                print(f"seed {self.seed}, {passes} passes: could not capture a graph: {error!r:.300}", flush=True)
                 return
             self.graphs[passes] = graph
 

@@ -315,7 +315,7 @@ def sample_shear(
 
 
 def galaxies_of_training(config) -> int:
-    """Return the galaxies per square arcmin at which shape noise SIGMA_E makes maps as noisy as the training maps.
+    """Return how many galaxies per square arcmin make maps as noisy as the training maps, with shape noise SIGMA_E.
 
     The variance of g1, and of g2, is the noise variance plus half the variance of the convergence. Returns the
     generator's default if the config lacks `pixel_std` or `kappa_std`.

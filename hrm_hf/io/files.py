@@ -357,7 +357,7 @@ def validate_unchanged(info: Path, files: Iterable[Path], closed: bool = False) 
 
 
 def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> dict[Path, tuple[str, str]]:
-    """Return the files that differ from the info file, with their actual and recorded checksums.
+    """Return the files whose checksums differ from those in the info file, with the actual and the recorded checksum.
 
     Files without an entry are not checked, because older data sets have no checksums. With `closed`, such a file is
     changed if the info file has any checksums. Each process hashes an unchanged file only once.

@@ -175,7 +175,7 @@ def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, 
     parser = RecipeParser(RUN_CLM)
     given = parser.given(flags)
     if model is not None and "recipe" in given:
-        raise UsageError(f"recipe={given['recipe']}: cannot be combined with --model {model}; omit it", "--recipe")
+        raise UsageError(f"recipe={given['recipe']}: cannot be combined with --model {model}; omit one", "--recipe")
     if model is None and "recipe" not in given:
         raise UsageError(f"model=None: choose one of {', '.join(known_models())}, or use --recipe FILE", "--model")
     path = Path(given["recipe"]) if model is None else RECIPES / f"{model.replace('-', '_')}.yaml"
@@ -269,7 +269,7 @@ def plan_launch(
     }
     if options.cpu or "use_cpu" in values:
         decided["use_cpu"] = str(options.cpu).lower()
-    if "global_batch_size" in values:  # replaces the recipe's value, which would override the batch per device
+    if "global_batch_size" in values:  # replaces the recipe's value, which would override the batch size per device
         decided["global_batch_size"] = effective
     port = free_port() if options.port is None else options.port
     return LaunchPlan(

@@ -1,4 +1,4 @@
-"""Recommend models and batches for a given amount of memory.
+"""Recommend models and batch sizes for a given amount of memory.
 
     advice = recommend(RecommendOptions(memory="4GB", task="puzzle"))
     advice.rows       every preset: its memory, and the largest batch that fits

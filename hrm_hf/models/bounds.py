@@ -99,7 +99,7 @@ OTHER_NAMES = {
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
 MISSPELLED = 0.8  # minimum difflib similarity for a name to count as misspelled
-# Higher where tokenizer options are also accepted: the similarity of vocab_file and vocab_size is 0.8.
+# The minimum is higher if tokenizer options are also accepted, because vocab_file resembles vocab_size (0.8).
 MISSPELLED_FIELD = 0.86
 
 

@@ -164,7 +164,7 @@ class CarryDataLoader:
         self.slots, self.rank, self.world_size = slots_per_process, rank, world_size
         self.drop_unplaced_rows = drop_unplaced_rows
         self.symmetries, self.pool, self.late_starts, self.progress = symmetries, pool, late_starts, 0.0
-        self.dataset = rows  # transformers' Trainer counts examples with this attribute
+        self.dataset = rows  # transformers' Trainer uses this attribute to count the examples
         self.batch_size = slots_per_process
         self.seed = seed
         self.halted = np.ones(slots_per_process, dtype=bool)

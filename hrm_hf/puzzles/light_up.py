@@ -13,7 +13,7 @@ from .tasks import Grids, PuzzleTask, View
 
 OPEN, DARK, BULB, WALL, NUMBER = range(1, 6)  # DARK: a cell without a bulb; NUMBER + n: a wall with the number n
 WALL_SHARE = (0.2, 0.35)  # minimum and maximum fraction of walls in generated puzzles
-MAX_NODES = 500  # limit of the search for bulbs that light generated walls; walls that need more are dropped
+MAX_NODES = 500  # search limit for placing bulbs in a generated layout; a layout that needs more is dropped
 
 
 class LightUpTask(PuzzleTask):

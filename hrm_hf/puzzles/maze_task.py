@@ -43,7 +43,7 @@ class MazeTask(PuzzleTask):
         if not is_solution:
             maze.endpoints(tokens)
             if np.isin(tokens, (maze.PAD, maze.PATH)).any():
-                raise ValueError("the maze has 'o' or padding; a puzzle has only walls '#', open cells ' ', S and G")
+                raise ValueError("the maze contains 'o' or padding; use only walls '#', open cells ' ', S and G")
         return tokens.reshape(-1).astype(np.int64)
 
     def label(self, token: int) -> str:

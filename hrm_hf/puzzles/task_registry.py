@@ -86,7 +86,7 @@ def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tup
 
 
 def card_context(config, folder: Path) -> dict[str, str]:
-    """Return values for a model card. The card of a task that is not installed shows the config's symbols."""
+    """Return values for a model card. If the task is not installed, the card shows the symbols in the config."""
     file = folder / IDENTIFIERS_FILE
     try:
         task = puzzle_task(config, load_json(file) if file.exists() else None)

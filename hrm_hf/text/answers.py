@@ -98,7 +98,7 @@ def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
-    """Return the type of each key in the first row's format: str for text, list for messages."""
+    """Return the keys of the first row's format and the type of each value: str for text, list for messages."""
     for keys in FORMATS[kind]:
         if set(keys) <= set(row):
             found = {key: str if isinstance(row[key], str) else list for key in keys}

@@ -136,7 +136,7 @@ class OriginalNamesCallback(TrainerCallback):
 
 
 def original_names(logs: dict[str, float]) -> dict[str, float]:
-    """Return the values to log under original names: the learning rate and values with "/" in the name."""
+    """Return the values that are logged under their original names: learning rate and names that contain "/"."""
     rate = {"train/lr": logs["learning_rate"]} if "learning_rate" in logs else {}
     return {name: value for name, value in logs.items() if "/" in name} | rate
 

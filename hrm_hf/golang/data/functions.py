@@ -203,6 +203,6 @@ def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
 
 
 def _before(clause: list[str], part: Declaration, declared: dict[str, str]) -> str:
-    """Return the context: the package clause and, for methods, the start of the receiver's type."""
+    """Return the text before a declaration: the package clause and, for methods, the start of the receiver's type."""
     receiver = [declared[part.receiver][:MAX_TYPE]] if part.receiver in declared else []
     return "\n\n".join(clause + receiver) + "\n"

@@ -1,193 +1,243 @@
-"""Compare the speed of training and solving puzzle models with that of a plain eager implementation.
+"""Compare the speed of puzzle models with that of the original's arithmetic (`plain.py`), both eager and compiled.
 
-    python -m benchmarks.puzzles.speed [--quick] [--config tiny|27m] [--threads 1] [--out benchmarks/results]
-    python -m benchmarks.puzzles.speed --device cuda --dtype bfloat16 --config 27m --batch-size 384
+    python -m benchmarks.puzzles.speed ROW [--turns 11] [--threads 1] [--out benchmarks/results]
+    python -m benchmarks.puzzles.speed hrm-27m-b8 --device cuda --dtype bfloat16 --batch-size 384
+    python -m benchmarks.puzzles.speed              # only print the table of the results in --out
 
-Both sides do the same arithmetic on the same data (their losses are compared first) and take turns, so a noisy machine
-slows both equally. Results are medians of the process's CPU time, or of wall time on a GPU. `plain` is the code in
-`plain.py`. The original trains in bfloat16, like "plain, fused attention, compiled".
+A row first runs each of the four sides in a new process with an empty compiler cache, for the time of the first step
+and the peak memory. Then all sides run in one process: their losses and answers are compared, and they take turns, so
+a noisy machine slows all equally. Times are CPU seconds of the process, or wall time on a GPU. A ratio is the time of
+the original divided by that of the package: the median over pairs of turns, with a 95 % bootstrap interval.
 """
 
 import argparse
 import copy
+import json
+import os
+import random
+import re
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-
-import torch
-from transformers import TrainerCallback
-
-from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
-from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
-from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
-from hrm_hf.trainer.recipes import library_versions
+from pathlib import Path
 
 from ..report import machine, make_parser, write_report
-from .plain import PlainReasoner
 
 
-# preset, batch size, steps per repetition, repetitions
-CONFIGS = {"tiny": ("hrm-small", 4, 20, 30), "27m": ("hrm-27m", 8, 1, 5)}
+ROWS = {  # preset, boards per batch, training steps to compare, training steps per turn, ACT steps to solve
+    "hrm-32-b4": ("hrm-small", 4, 20, 20, 4),
+    "hrm-32-b64": ("hrm-small", 64, 20, 2, 4),
+    "hrm-27m-b8": ("hrm-27m", 8, 3, 1, 1),
+    "trm-7m-b2": ("trm-7m", 2, 5, 1, 1),
+    "trm-5m-mlp-b2": ("trm-5m-mlp", 2, 5, 1, 1),
+}
+SIDES = ("original, eager", "original, compiled", "package, eager", "package, compiled")
 RATES = {"lr": 1e-4, "weight_decay": 1.0}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # of the losses; fused kernels round bfloat16 differently
+RESAMPLES = 2000
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="the tiny configuration, few turns")
-    parser.add_argument("--config", choices=[*CONFIGS, "all"], default="all")
+    parser = make_parser(__doc__, quick="the first row with three turns")
+    parser.add_argument("row", nargs="?", choices=ROWS)
+    parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="device, cpu or cuda")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="dtype of activations")
-    parser.add_argument("--batch-size", type=int, help="boards per batch (default 4 for tiny, 8 for 27m)")
+    parser.add_argument("--dtype", default="float32", choices=TOLERANCE, help="dtype of activations")
+    parser.add_argument("--batch-size", type=int, help="boards per batch, instead of the row's")
+    parser.add_argument("--side", choices=SIDES, help="run only the first step of one side in this process")
     args = parser.parse_args()
+    args.row = args.row or ("hrm-32-b4" if args.quick else None)
+    if args.side:
+        print(json.dumps(first_step(args.row, args)))
+        return
+    if args.row:
+        with tempfile.TemporaryDirectory() as cache:  # shared by all sides, and later by this process
+            os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            command = [sys.executable, "-m", "benchmarks.puzzles.speed", *sys.argv[1:], "--side"]
+            outputs = {side: subprocess.check_output([*command, side], text=True) for side in SIDES}
+            report = measure(args.row, args, {side: json.loads(text) for side, text in outputs.items()})
+        suffix = "" if (args.device, args.dtype) == ("cpu", "float32") else f"_{args.device}_{args.dtype}"
+        write_report(args, f"puzzle_speed_{args.row}{suffix}", report)
+    print_table(args)
+
+
+class Package:
+    """The package's model with its optimizers and carry, with the methods of `PlainReasoner`."""
+
+    def __init__(self, model, compiled: bool):
+        from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
+
+        self.model, self.carry = copy.deepcopy(model), None
+        if compiled:
+            self.model.compile_act_step()
+            self.model.compile_solve()
+        sparse = SignSGD([self.model.model.puzzle_emb.weight], 1e-4, 1.0)
+        self.optimizer = CompositeOptimizer([sparse, AdamATan2(self.model.parameters(), **RATES)])
+
+    def train_step(self, batch):
+        outputs = self.model.train()(**batch, carry=self.carry)
+        self.carry = outputs.carry
+        outputs.loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return outputs.loss.detach()
+
+    def solve(self, batch, max_steps):
+        ids = (batch["input_ids"], batch["puzzle_identifiers"])
+        return self.model.eval().solve(*ids, halt="fixed", max_steps=max_steps).predictions
+
+
+def prepare(row: str, args: argparse.Namespace):
+    """Return the row's model, a batch of random boards, and a function that makes a side."""
+    import torch
+
+    from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+
+    from .plain import PlainReasoner
+
     torch.set_num_threads(args.threads)
-    names = ["tiny"] if args.quick else list(CONFIGS) if args.config == "all" else [args.config]
-    for name in names:
-        report = {"config": name, "threads": args.threads, "device": args.device, "dtype": args.dtype}
-        report |= measure(name, args) | {"machine": machine(), "versions": library_versions()}
-        cpu = (args.device, args.dtype) == ("cpu", "float32")
-        write_report(args, f"puzzle_{name}" if cpu else f"puzzle_{name}_{args.device}_{args.dtype}", report)
-        for line, value in report["ratios"].items():
-            print(f"puzzle {name:5} {line:45} {value:.3f}")
-
-
-def measure(name: str, args: argparse.Namespace) -> dict:
-    """Time training and solving with each implementation; return the milliseconds and their ratios to `plain`."""
-    preset, batch_size, steps, turns = CONFIGS[name]
-    batch_size, turns = args.batch_size or batch_size, 6 if args.quick else turns
+    torch._inductor.config.fallback_random = True  # compiled sides explore with the random numbers of the eager ones
     torch.manual_seed(0)
-    model = HrmPuzzleForSolving(HrmPuzzleConfig.from_preset(preset, forward_dtype=args.dtype)).train().to(args.device)
+    preset, batch_size = ROWS[row][0], args.batch_size or ROWS[row][1]
+    config_class, model_class = (
+        (HrmPuzzleConfig, HrmPuzzleForSolving) if preset.startswith("hrm") else (TrmPuzzleConfig, TrmPuzzleForSolving)
+    )
+    model = model_class(config_class.from_preset(preset, forward_dtype=args.dtype)).to(args.device)
     batch = {
         "input_ids": torch.randint(1, 11, (batch_size, 81), dtype=torch.int32),
         "labels": torch.randint(2, 11, (batch_size, 81), dtype=torch.int32),
         "puzzle_identifiers": torch.zeros(batch_size, dtype=torch.int32),
     }
     batch = {name: value.to(args.device) for name, value in batch.items()}
-    plain = PlainReasoner(model, **RATES)
-    fused = PlainReasoner(model, fused_attention=True, **RATES)
-    compiled = PlainReasoner(model, fused_attention=True, compiled=True, **RATES)
-    sides = {
-        "plain": lambda: plain.train_step(batch),
-        "plain, fused attention": lambda: fused.train_step(batch),
-        "plain, fused attention, compiled": lambda: compiled.train_step(batch),
-        "package, eager": package_step(copy.deepcopy(model), batch),
-        "package, compiled": package_step(copy.deepcopy(model), batch, compiled=True),
-    }
-    losses = {side: [] for side in sides}
-    for side, step in sides.items():
+
+    def make(side: str):
+        compiled = side.endswith("compiled")
+        return Package(model, compiled) if "package" in side else PlainReasoner(model, **RATES, compiled=compiled)
+
+    return model, batch, make
+
+
+def first_step(row: str, args: argparse.Namespace) -> dict[str, float]:
+    """Measure the seconds (with compilation) of the first training step and solve, and the peak memory later."""
+    import torch
+
+    _, batch, make = prepare(row, args)
+    runner, found = make(args.side), {}
+    for name, run in (("first_step_s", runner.train_step), ("first_solve_s", lambda batch: runner.solve(batch, 2))):
+        start = now(args.device, children=True)
+        run(batch)
+        found[name] = now(args.device, children=True) - start
+    on_cpu = args.device == "cpu"
+    if on_cpu:
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which the compiler may have caused
+    else:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        runner.train_step(batch)
+    if on_cpu:
+        peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
+    else:
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    return {**found, "peak_mib": peak}
+
+
+def measure(row: str, args: argparse.Namespace, first: dict[str, dict]) -> dict:
+    """Compare losses and answers of all sides, then time them in alternation."""
+    import torch
+
+    from hrm_hf.trainer.recipes import library_versions
+
+    _, _, compared, per_turn, act_steps = ROWS[row]
+    model, batch, make = prepare(row, args)
+    sides = {side: make(side) for side in SIDES}
+    losses, answers = {}, {}
+    for side, runner in sides.items():
         torch.manual_seed(1)
-        losses[side] = [step().item() for _ in range(3)]
-    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 keeps 8 bits, and fused kernels round differently
-    for side, values in losses.items():
-        assert max(abs(a - b) for a, b in zip(values, losses["plain"])) < most, (side, values, losses["plain"])
-    train = interleave(sides, steps, turns, model.device)
-    loop = loop_milliseconds(copy.deepcopy(model), batch, 400 if name == "tiny" else 6)
-    solver = copy.deepcopy(model).eval()
-    solve = interleave(
-        {
-            "plain": lambda: plain_solve(plain, batch),
-            "package": lambda: solver.solve(batch["input_ids"], halt="fixed", max_steps=4),
-        },
-        1,
-        turns,
-        model.device,
-    )
-    ratios = {
-        f"train step, {side} / plain": value / train["plain"] for side, value in train.items() if side != "plain"
-    }
-    ratios["training loop / compiled step"] = loop / train["package, compiled"]
-    ratios["solve 4 fixed steps, package / plain"] = solve["package"] / solve["plain"]
+        losses[side] = [runner.train_step(batch).item() for _ in range(compared)]
+        answers[side] = runner.solve(batch, act_steps)
+    reference = losses[SIDES[0]]
+    difference = max(abs(a / b - 1) for values in losses.values() for a, b in zip(values, reference))
+    same = min((found == answers[SIDES[0]]).float().mean().item() for found in answers.values())
+    assert difference < TOLERANCE[args.dtype], losses
+    assert same > 0.999 or args.dtype != "float32", same
+    turns = 3 if args.quick else args.turns
+    device = args.device
+    train = interleave({s: lambda r=r: r.train_step(batch) for s, r in sides.items()}, per_turn, turns, device)
+    solve = interleave({s: lambda r=r: r.solve(batch, act_steps) for s, r in sides.items()}, per_turn, turns, device)
     return {
-        "batch_size": batch_size,
+        "row": row,
+        "batch_size": len(batch["input_ids"]),
         "parameters": model.num_parameters(),
-        "train_step_ms": train,
-        "training_loop_ms_per_step": loop,
-        "solve_ms": solve,
-        "ratios": ratios,
+        "threads": args.threads,
+        "act_steps_of_solve": act_steps,
         "losses": losses,
+        "largest_relative_difference_of_losses": difference,
+        "equal_answers": same,
+        "train_step_ms": {side: statistics.median(times) for side, times in train.items()},
+        "solve_step_ms": {side: statistics.median(times) / act_steps for side, times in solve.items()},
+        "train_ratios": ratios(train),
+        "solve_ratios": ratios(solve),
+        "turns": turns,
+        "first": first,
+        "machine": machine(),
+        "versions": library_versions(),
     }
 
 
-def package_step(model, batch, compiled: bool = False):
-    """Return a function that runs one training step of the package: forward, backward, both optimizers."""
-    if compiled:
-        model.compile_act_step()
-    sparse = SignSGD([model.model.puzzle_emb.weight], 1e-4, 1.0)
-    optimizer = CompositeOptimizer([sparse, AdamATan2(model.parameters(), **RATES)])
-    carry = None
+def now(device: str, children: bool = False) -> float:
+    """Return the CPU seconds of the process (and its compilers) or, on a GPU, wall-clock seconds."""
+    if device == "cpu":
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + (used.ru_utime + used.ru_stime if children else 0)
+    import torch
 
-    def step():
-        nonlocal carry
-        outputs = model(**batch, carry=carry)
-        carry = outputs.carry
-        outputs.loss.backward()
-        optimizer.step()
-        model.zero_grad()
-        return outputs.loss.detach()
-
-    return step
-
-
-def plain_solve(plain: PlainReasoner, batch) -> torch.Tensor:
-    """Run four ACT steps of the plain model without gradients; return the argmax of the last logits."""
-    with torch.no_grad():
-        shape = (len(batch["input_ids"]), plain.config.max_position_embeddings, plain.config.hidden_size)
-        z_H, z_L = (state.to(plain.dtype).expand(shape) for state in (plain.H_init, plain.L_init))
-        rows = plain.table[batch["puzzle_identifiers"].long()]
-        for _ in range(4):
-            z_H, z_L, logits, _, _ = plain.inner(batch, rows, z_H, z_L)
-    return logits.argmax(-1)
-
-
-def loop_milliseconds(model, batch, steps: int) -> float:
-    """Return the milliseconds per step of compiled `PuzzleTrainer.train`, logging included, after warm-up."""
-    from datasets import Dataset
-
-    rows = {name: value.repeat(16, *[1] * (value.dim() - 1)).tolist() for name, value in batch.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        args = PuzzleTrainingArguments(
-            output_dir=folder,
-            max_steps=steps,
-            per_device_train_batch_size=len(batch["input_ids"]),
-            torch_compile=True,
-            use_cpu=model.device.type == "cpu",
-            bf16=model.config.forward_dtype == "bfloat16",
-            logging_steps=100,
-            save_strategy="no",
-            report_to="none",
-        )
-        trainer = PuzzleTrainer(model=model, args=args, train_dataset=Dataset.from_dict(rows))
-        clock = []
-
-        class Clock(TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                clock.append(now(model.device))
-
-        trainer.add_callback(Clock)
-        trainer.train()
-    warm = len(clock) // 4
-    return (clock[-1] - clock[warm]) / (len(clock) - 1 - warm) * 1e3
-
-
-def now(device: torch.device) -> float:
-    """Return the CPU seconds of the process or, after synchronizing with a GPU, wall-clock seconds."""
-    if device.type == "cpu":
-        return time.process_time()
     torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def interleave(sides: dict, steps: int, turns: int, device: torch.device) -> dict[str, float]:
-    """Return each implementation's median milliseconds per call. They alternate, with `steps` calls per turn."""
+def interleave(sides: dict, calls: int, turns: int, device: str) -> dict[str, list[float]]:
+    """Return each side's milliseconds per call in every turn, with `calls` calls per turn."""
     times = {name: [] for name in sides}
     for function in sides.values():
         function()
     for _ in range(turns):
         for name, function in sides.items():
             start = now(device)
-            for _ in range(steps):
+            for _ in range(calls):
                 function()
-            times[name].append((now(device) - start) / steps * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+            times[name].append((now(device) - start) / calls * 1e3)
+    return times
+
+
+def ratios(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the median of original / package over the turns, and its 95 % bootstrap interval."""
+    found, rng = {}, random.Random(0)
+    for how in ("eager", "compiled"):
+        pairs = [a / b for a, b in zip(times[f"original, {how}"], times[f"package, {how}"])]
+        medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+        found[how] = [statistics.median(pairs), medians[RESAMPLES // 40], medians[-RESAMPLES // 40]]
+    return found
+
+
+def print_table(args: argparse.Namespace) -> None:
+    """Print a markdown table of all results in --out."""
+    print("| row | part | original, eager | compiled | package, eager | compiled | ratio, eager | ratio, compiled |")
+    print("|" + "---|" * 8)
+    for file in (args.out / f"puzzle_speed_{row}{'_quick' if args.quick else ''}.json" for row in ROWS):
+        if not file.exists():
+            continue
+        report = json.loads(file.read_text())
+        first = report["first"]
+        for part, unit in (("train", "training step, ms"), ("solve", "ACT step of `solve`, ms")):
+            times = [f"{report[f'{part}_step_ms'][side]:.4g}" for side in SIDES]
+            found = [f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in report[f"{part}_ratios"].values()]
+            print(f"| {report['row']} | {unit} | {' | '.join(times + found)} |")
+        for key, unit in (("first_step_s", "first step, s"), ("peak_mib", "peak memory, MiB")):
+            print(f"| | {unit} | {' | '.join(f'{first[side][key]:.3g}' for side in SIDES)} | | |")
 
 
 if __name__ == "__main__":

@@ -239,8 +239,13 @@ class EquilibriumReasoner(PuzzleReasoner):
             self.H_init = self.L_init = None
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        cycles = (self.config.H_cycles, self.config.L_cycles)
-        return last_cycle_gradient(self._pass, cycles, x, rotary, z_H, z_L, num_queries)
+        return last_cycle_gradient(self.cycle, self.config.H_cycles, x, rotary, z_H, z_L, num_queries)
+
+    def cycle(self, x, rotary, z_H, z_L, num_queries=None):
+        """Update z_L `L_cycles` times, then z_H once."""
+        for _ in range(self.config.L_cycles):
+            z_L = self._pass(z_L, z_H + x, rotary)
+        return self._pass(z_H, z_L, rotary, num_queries), z_L
 
     def _pass(self, z, injection, rotary, num_queries=None):
         rate, noise_scale = self.config.update_rate, self.config.noise_scale
@@ -403,20 +408,21 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
     def compile_act_step(self, **kwargs: Any) -> None:
         """Compile the training step, passing keyword arguments to `torch.compile`.
 
-        A small model becomes one graph. A large one is compiled per level, because the compile time grows with the
-        number of inlined blocks (95 s instead of 28 s for HRM's 48 blocks on two cores). `solve` stays uncompiled,
-        because its batch shrinks at every step.
+        A small model becomes one graph. A large one is compiled per cycle or per level, because the compile time grows
+        with the number of inlined blocks (95 s instead of 28 s for HRM's 48 blocks on two cores). A cycle with
+        gradients is one graph, so the gradients of its passes are summed in it. `compile_solve` compiles `solve`.
         """
         kwargs = {"dynamic": False, **kwargs}
-        if self.config.draws_random_numbers and self.device.type == "cpu":
-            torch._inductor.config.fallback_random = True  # inductor's random numbers are slow on CPUs
+        self.draw_without_inductor()
         levels = [module for module in self.model.children() if isinstance(module, ReasoningLevel)]
-        passes = self.config.H_cycles * (self.config.L_cycles + 1) * (1 + self.has_continue_value)
-        if passes * max(len(level.layers) for level in levels) <= MAX_BLOCKS_IN_ONE_GRAPH:
+        blocks = (self.config.L_cycles + 1) * max(len(level.layers) for level in levels)  # of one cycle
+        if blocks * self.config.H_cycles * (1 + self.has_continue_value) <= MAX_BLOCKS_IN_ONE_GRAPH:
             self.act_step = torch.compile(self.act_step, fullgraph=True, **kwargs)
-            return
-        for level in levels:
-            level.compile(fullgraph=True, **kwargs)
+        elif isinstance(self.model, EquilibriumReasoner) and blocks <= MAX_BLOCKS_IN_ONE_GRAPH:
+            self.model.cycle = torch.compile(self.model.cycle, fullgraph=True, **kwargs)
+        else:
+            for level in levels:
+                level.compile(fullgraph=True, **kwargs)
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """Return parameter groups for the optimizer: the trainable weights, and the sparse puzzle table."""

@@ -179,14 +179,10 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
             return super().initial_states(x)
         return self.H_init.to(x).expand_as(x), x.new_empty((x.shape[0], 0))
 
-    def reason(self, x, rotary, z_H, z_L, num_queries=None):
+    def cycle(self, x, rotary, z_H, z_L, num_queries=None):
         if self.config.two_states:  # num_queries would slice the symbols instead of the positions
-            return super().reason(x, rotary, z_H, z_L)
-        H_cycles, L_cycles = self.config.H_cycles, self.config.L_cycles
-        with torch.no_grad():
-            for _ in range((H_cycles - 1) * L_cycles):
-                z_H = self.L_level(z_H, x, rotary)
-        for _ in range(L_cycles):
+            return super().cycle(x, rotary, z_H, z_L)
+        for _ in range(self.config.L_cycles):
             z_H = self.L_level(z_H, x, rotary)
         return z_H, z_L
 

@@ -73,7 +73,7 @@ def validate_ids(ids: torch.Tensor, size: int, name: str = "input_ids", limit: s
     """Raise ValueError for a token or label out of range. Ids on a GPU are not checked, to avoid a sync."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    ids = ids[ids != -100] if name == "labels" else ids
+    ids = ids.masked_fill(ids == -100, 0) if name == "labels" else ids
     low, high = (value.item() for value in torch.aminmax(ids)) if ids.numel() else (0, 0)
     if low < 0 or high >= size:
         raise ValueError(f"{name}={low if low < 0 else high}: must be in [0, {size - 1}] ({limit}={size})")

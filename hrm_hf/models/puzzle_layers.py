@@ -89,6 +89,7 @@ class PuzzleAttention(nn.Module):
         self.num_heads, self.head_dim = num_heads or config.num_attention_heads, head_dim or config.head_dim
         self.scaling = self.head_dim**-0.5
         self.dropout = getattr(config, "attention_dropout", 0.0)
+        self.rotary_parts = config.rotary_parts  # reading a field of the config takes microseconds
         linear, width = linear_class(config), self.num_heads * self.head_dim
         self.qkv_proj = linear(config.hidden_size, 3 * width, bias=False)
         self.o_proj = linear(width, config.hidden_size, bias=False)
@@ -106,7 +107,7 @@ class PuzzleAttention(nn.Module):
         if rotary is not None:
             cos, sin = rotary
             wide = query_key.float()
-            turned = rotate_half(wide.unflatten(-1, (self.config.rotary_parts, -1))).flatten(-2)
+            turned = rotate_half(wide.unflatten(-1, (self.rotary_parts, -1))).flatten(-2)
             query_key = (wide * cos + turned * sin).to(qkv.dtype)
         query, key = query_key.split(heads, dim=2)
         query, key, value = query[:, :num_queries].transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -177,9 +178,10 @@ class ReasoningLevel(nn.Module):
         The result contains only the first `num_queries` positions, or all T positions if None.
         """
         hidden_states = hidden_states + injection
-        for layer in self.layers[:-1]:
+        *others, last = self.layers
+        for layer in others:
             hidden_states = layer(hidden_states, rotary)
-        return self.layers[-1](hidden_states, rotary, num_queries)
+        return last(hidden_states, rotary, num_queries)
 
 
 def one_step_gradient(
@@ -210,30 +212,22 @@ def one_step_gradient(
 
 
 def last_cycle_gradient(
-    level: Callable,
-    cycles: tuple[int, int],
+    cycle: Callable,
+    H_cycles: int,
     x: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor] | None,
     z_H: torch.Tensor,
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run cycles in which one level updates both z_L and z_H, with gradients only in the last cycle.
+    """Run cycles, with gradients only in the last one. Arguments are as in `one_step_gradient`.
 
-    A cycle updates z_L L_cycles times, then z_H once. Arguments are as in `one_step_gradient`. Source: the TRM paper,
-    arXiv 2510.04871.
+    `cycle` maps (x, rotary, z_H, z_L, num_queries) to the new z_H and z_L. Source: the TRM paper, arXiv 2510.04871.
     """
-    H_cycles, L_cycles = cycles
-
-    def cycle(z_H, z_L, num_queries=None):
-        for _ in range(L_cycles):
-            z_L = level(z_L, z_H + x, rotary)
-        return level(z_H, z_L, rotary, num_queries), z_L
-
     with torch.no_grad():
         for _ in range(H_cycles - 1):
-            z_H, z_L = cycle(z_H, z_L)
-    return cycle(z_H, z_L, num_queries)
+            z_H, z_L = cycle(x, rotary, z_H, z_L)
+    return cycle(x, rotary, z_H, z_L, num_queries)
 
 
 class PuzzleInputEmbedding(nn.Module):

@@ -181,7 +181,29 @@ def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 class PuzzleSolverMixin:
-    """Mixin that adds `solve` to puzzle heads. `solve` runs a loop of uncompiled ACT steps."""
+    """Mixin that adds `solve` to puzzle heads. `solve` runs a loop of ACT steps."""
+
+    compiled_solve_step: Callable | None = None
+
+    def compile_solve(self, **kwargs: Any) -> None:
+        """Compile the ACT step of `solve`, passing keyword arguments to `torch.compile`.
+
+        This pays for thousands of boards. Two graphs are compiled: one for the first batch size, and at the first
+        batch with another size, one for all other sizes. So finished rows still leave the batch at once.
+        """
+        self.draw_without_inductor()
+        self.compiled_solve_step = torch.compile(self.solve_step, fullgraph=True, **kwargs)
+
+    def draw_without_inductor(self) -> None:
+        """Let compiled graphs draw with torch's own random numbers on a CPU, where inductor's are slow."""
+        if self.config.draws_random_numbers and self.device.type == "cpu":
+            torch._inductor.config.fallback_random = True
+
+    def solve_step(self, x, rotary, z_H: torch.Tensor, z_L: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run an ACT step; return z_H, z_L, logits, answers [N, S], q_halt and q_continue."""
+        z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
+        logits = self.read_out(z_H)
+        return z_H, z_L, logits, logits.argmax(-1), *self.q_values(z_H, logits)
 
     @property
     def boards_per_call(self) -> int:
@@ -237,8 +259,6 @@ class PuzzleSolverMixin:
             pool.add(boards, run(boards, settings.noise))
         return pool.solution()
 
-    @torch.no_grad()
-    @uncompiled
     def run(
         self,
         input_ids: torch.Tensor,
@@ -248,44 +268,50 @@ class PuzzleSolverMixin:
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
         """Run boards [N, S] once with resolved settings. `until` can stop rows early."""
+        # Layers that training compiled have a fixed batch size, so they run uncompiled here.
+        run = self._run if self.compiled_solve_step else uncompiled(self._run)
+        return run(input_ids, puzzle_identifiers, settings, until, return_trajectory)
+
+    @torch.no_grad()
+    def _run(self, input_ids, puzzle_identifiers, settings, until, return_trajectory) -> PuzzleSolution:
         puzzle_rows = self.model.puzzle_rows(puzzle_identifiers, len(input_ids))
         x, rotary = self.model.embed(input_ids, puzzle_rows, self.compute_dtype)
-        z_H, z_L = self.model.fresh_states(x, settings.noise)
+        z_H, z_L = (z.contiguous() for z in self.model.fresh_states(x, settings.noise))
         with_residual = settings.choose == "residual" or settings.exit_when_still is not None
         solution = PuzzleSolution.empty(input_ids, x, self.config.vocab_size, with_residual)
+        solve_step = self.compiled_solve_step or self.solve_step
         active = torch.arange(len(input_ids), device=x.device)
         moves = torch.empty(len(input_ids), 0, device=x.device)  # state changes over the last steps, [active, steps]
-        changed, after_steps = torch.ones_like(active, dtype=torch.bool), []
+        answers, after_steps = input_ids, []
         for step in range(1, settings.max_steps + 1):
             if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states already have noise
                 z_H, z_L = (z + settings.noise * torch.randn_like(z) for z in (z_H, z_L))
-            before = z_H
-            z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
-            logits = self.read_out(z_H)
-            q_halt, q_continue = self.q_values(z_H, logits)
-            answers = logits.argmax(-1)
-            changed[active] = (answers != solution.predictions[active]).any(dim=1)
-            solution.logits[active], solution.predictions[active] = logits, answers
-            solution.q_halt[active], solution.steps[active] = q_halt, step
+            z_H_before, answers_before = z_H, answers
+            z_H, z_L, logits, answers, q_halt, q_continue = solve_step(x, rotary, z_H, z_L)
             if with_residual:
-                moves = torch.cat((moves, relative_change(z_H, before).unsqueeze(1)), dim=1)[:, -RESIDUAL_WINDOW:]
-                solution.residual[active] = moves.mean(dim=1)
-            if return_trajectory:
-                after_steps.append((solution.predictions.clone(), solution.q_halt.clone()))
+                moves = torch.cat((moves, relative_change(z_H, z_H_before).unsqueeze(1)), dim=1)[:, -RESIDUAL_WINDOW:]
             done = torch.full_like(active, step == settings.max_steps, dtype=torch.bool)
             if step >= settings.min_steps:
                 done |= self._stops(settings, step, q_halt, q_continue, moves)
                 if until is not None:
                     done |= until(active, answers)
+            if return_trajectory or done.any():
+                solution.logits[active], solution.predictions[active] = logits, answers
+                solution.q_halt[active], solution.steps[active] = q_halt, step
+                if with_residual:
+                    solution.residual[active] = moves.mean(dim=1)
+            if return_trajectory:
+                after_steps.append((solution.predictions.clone(), solution.q_halt.clone()))
             if done.all():
                 break
             if done.any():
-                x, z_H, z_L, active, moves = (value[~done] for value in (x, z_H, z_L, active, moves))
+                x, z_H, z_L, answers, active, moves = (value[~done] for value in (x, z_H, z_L, answers, active, moves))
         if return_trajectory:
             solution.trajectory, solution.q_trajectory = map(torch.stack, zip(*after_steps))
         if self.config.sure_confidence is not None and getattr(self.config, "quantization_config", None) is None:
-            unsettled = changed & (solution.steps == settings.max_steps)
-            solution.sure = (torch.sigmoid(solution.q_halt) >= self.config.sure_confidence) & ~unsettled
+            solution.sure = torch.sigmoid(solution.q_halt) >= self.config.sure_confidence
+            if step == settings.max_steps:
+                solution.sure[active] &= (answers == answers_before).all(dim=1)
         return solution
 
     def _stops(self, settings, step: int, q_halt, q_continue, moves) -> torch.Tensor:

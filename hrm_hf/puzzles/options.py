@@ -79,8 +79,8 @@ class SolveOptions(BoardOptions):
         if self.noise and self.restarts == 1:
             raise UsageError(f"noise={self.noise}: needs restarts > 1, as the first run has no noise", "--noise")
 
-    def attempts(self, task: Any) -> dict[str, "SolveOptions"]:
-        """Return the options for each attempt of `until_valid`, keyed by name, cheapest first."""
+    def attempts(self, task: Any) -> dict[str, "SolveOptions | None"]:
+        """Return the model's options for each attempt of `until_valid`, None for a search without the model."""
         if not task.rules_prove:
             raise ValueError(f"until_valid=True: the task {task.name!r} has no rules to check answers with; omit it")
         plain = self.replace(search=False)
@@ -88,7 +88,7 @@ class SolveOptions(BoardOptions):
             "model": plain,
             "restarts": plain.replace(restarts=max(self.restarts, RESTARTS), noise_at="every_step", choose="rules"),
         }
-        return attempts | ({"search": self.replace(search=True)} if task.searchable else {})
+        return attempts | ({"search": None} if task.searchable else {})
 
 
 def is_file_name(text: str) -> bool:

@@ -145,7 +145,10 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             return
         left, results = list(range(len(batch))), {}
         for name, attempt in options.attempts(self.puzzle_task).items():
-            found = self._attempt([batch[index] for index in left], attempt, with_trajectory)
+            if attempt is None:  # the model has answered already; better guesses would not pay for another run
+                found = [results[index] | self._search(batch[index]["puzzle"]) for index in left]
+            else:
+                found = self._attempt([batch[index] for index in left], attempt, with_trajectory)
             results |= {
                 index: {**result, "found_by": name if result["valid"] else None} for index, result in zip(left, found)
             }
@@ -226,9 +229,27 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             chosen[row % num_questions].append(candidate)
         result = task.result(puzzle, chosen, prefer_valid)
         if search:
-            scores = np.mean([candidate.probabilities for candidate in chosen[0]], axis=0)
-            result |= search_answer(task, puzzle, scores)
+            result |= self._search(puzzle, np.mean([candidate.probabilities for candidate in chosen[0]], axis=0))
         return result
+
+    def _search(self, puzzle: Puzzle, scores: np.ndarray | None = None) -> dict[str, Any]:
+        """Search, in the order of the probabilities [S, V] if given. Return the entries to update in the result."""
+        question, solution = puzzle.questions[0], puzzle.solutions[0]
+        task = self.fitted(len(question))[1]
+        plain = task.search(question)
+        found = plain if scores is None else task.search(question, scores)
+        report = {
+            "solved": found.tokens is not None,
+            "complete": found.complete,
+            "nodes": found.nodes,
+            "nodes_without_model": plain.nodes,
+        }
+        if found.tokens is None:  # no solution found, so the caller keeps the model's answer
+            return {"search": report}
+        answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
+        if solution is not None:
+            answer["correct"] = bool((found.tokens == solution).all())
+        return {**answer, "search": report}
 
 
 def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[Any] | None:
@@ -280,24 +301,6 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
         if len(lines) > 1 and all(line.lstrip().startswith("{") for line in lines):
             return [json_object(line.encode(), f"{place}, line {i}") for i, line in enumerate(lines, 1)]
         raise ValueError(f"{place} is not valid JSON: {error}") from error
-
-
-def search_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
-    """Search with the model's probabilities [S, V]. Return the entries to update in the pipeline's result."""
-    question, solution = puzzle.questions[0], puzzle.solutions[0]
-    found, plain = task.search(question, scores), task.search(question)
-    report = {
-        "solved": found.tokens is not None,
-        "complete": found.complete,
-        "nodes": found.nodes,
-        "nodes_without_model": plain.nodes,
-    }
-    if found.tokens is None:  # no solution found, so the caller keeps the model's answer
-        return {"search": report}
-    answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
-    if solution is not None:
-        answer["correct"] = bool((found.tokens == solution).all())
-    return {**answer, "search": report}
 
 
 PIPELINE_REGISTRY.register_pipeline(

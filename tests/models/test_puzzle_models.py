@@ -8,6 +8,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.models import modeling_puzzle
 
 
 def inputs(rows: int = 8, **keywords):
@@ -195,6 +196,51 @@ def test_finished_rows_leave_the_batch():
     steps = model.solve(**data).steps
     passes = 2  # H_cycles
     assert sizes == [int((steps >= step).sum()) for step in range(1, steps.max() + 1) for _ in range(passes)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hrm", "se_rrm"])
+def test_compiled_solving_gives_the_eager_answers_with_two_graphs(name):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = tiny.se_rrm() if name == "se_rrm" else tiny.model(name)
+    data = inputs(16)
+    expected = model.solve(**data)
+    assert len(expected.steps.unique()) > 2, "the rows of this test have to stop at different steps"
+    torch._dynamo.reset()
+    model.compile_solve(backend=backend)
+    found = model.solve(**data)
+    torch._dynamo.reset()
+    assert len(graphs) == 2  # of the first batch size, and of all others
+    assert torch.equal(found.steps, expected.steps) and torch.equal(found.logits, expected.logits)
+
+
+@pytest.mark.parametrize("part", ["cycle", "level"])
+def test_steps_compiled_in_parts_give_the_eager_gradients(part, monkeypatch):
+    blocks_of_a_cycle = 3
+    monkeypatch.setattr(modeling_puzzle, "MAX_BLOCKS_IN_ONE_GRAPH", blocks_of_a_cycle - (part == "level"))
+    seen, results = [], []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    for compiled in (False, True):
+        model = tiny.model("trm").train()
+        torch._dynamo.reset()
+        if compiled:
+            model.compile_act_step(backend=backend)
+        torch.manual_seed(0)
+        loss = model(**tiny.batch()).loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    torch._dynamo.reset()
+    torch.testing.assert_close(results[1], results[0])
+    assert len(seen) == 2 or (seen and part == "level")  # with and without gradients
 
 
 def test_overlapping_runs_in_threads_keep_the_compiler_enabled():

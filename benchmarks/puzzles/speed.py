@@ -48,18 +48,22 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="device, cpu or cuda")
     parser.add_argument("--dtype", default="float32", choices=TOLERANCE, help="dtype of activations")
     parser.add_argument("--batch-size", type=int, help="boards per batch, instead of the row's")
+    parser.add_argument("--warm", action="store_true", help="only compare in one process, with torch's compiler cache")
     parser.add_argument("--side", choices=SIDES, help="run only the first step of one side in this process")
     args = parser.parse_args()
     args.row = args.row or ("hrm-32-b4" if args.quick else None)
     if args.side:
         print(json.dumps(first_step(args.row, args)))
         return
-    if args.row:
+    if args.row and args.warm:
+        report = measure(args.row, args, {})
+    elif args.row:
         with tempfile.TemporaryDirectory() as cache:  # shared by all sides, and later by this process
             os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             command = [sys.executable, "-m", "benchmarks.puzzles.speed", *sys.argv[1:], "--side"]
             outputs = {side: subprocess.check_output([*command, side], text=True) for side in SIDES}
             report = measure(args.row, args, {side: json.loads(text) for side, text in outputs.items()})
+    if args.row:
         suffix = "" if (args.device, args.dtype) == ("cpu", "float32") else f"_{args.device}_{args.dtype}"
         write_report(args, f"puzzle_speed_{args.row}{suffix}", report)
     print_table(args)
@@ -236,7 +240,7 @@ def print_table(args: argparse.Namespace) -> None:
             times = [f"{report[f'{part}_step_ms'][side]:.4g}" for side in SIDES]
             found = [f"{a:.2f} ({b:.2f} to {c:.2f})" for a, b, c in report[f"{part}_ratios"].values()]
             print(f"| {report['row']} | {unit} | {' | '.join(times + found)} |")
-        for key, unit in (("first_step_s", "first step, s"), ("peak_mib", "peak memory, MiB")):
+        for key, unit in (("first_step_s", "first step, s"), ("peak_mib", "peak memory, MiB")) if first else ():
             print(f"| | {unit} | {' | '.join(f'{first[side][key]:.3g}' for side in SIDES)} | | |")
 
 

@@ -175,7 +175,7 @@ class Checkpoints:
 
 
 def blur(values: Iterable[torch.Tensor], off_by: float, seed: int = 0) -> None:
-    """Multiply each number by a random factor between `1 - off_by` and `1 + off_by`, in place."""
+    """Multiply each entry of the tensors by a random factor between `1 - off_by` and `1 + off_by`, in place."""
     generator = torch.Generator().manual_seed(seed)
     for value in values:
         value.mul_(1 + off_by * (2 * torch.rand(value.shape, generator=generator) - 1))

@@ -156,7 +156,10 @@ def main() -> None:
         names = args.only.split(",") if args.only else list(commands)
         report = {name: walk(root, commands[name]) for name in names}
     for name, found in report.items():
-        print(f"{name}: {len(found['files'])} files, {found['pairs']} pairs, {len(found['climbs'])} upward calls")
+        print(
+            f"{name}: {len(found['files'])} files, {found['pairs']} caller-callee pairs, "
+            f"{len(found['climbs'])} upward calls"
+        )
         print("".join(f"  {file}\n" for file in found["files"]), end="")
         print("".join(f"  upward: {climb}\n" for climb in found["climbs"]), end="")
     if args.out:

@@ -109,7 +109,10 @@ def make_boards(size: int, clues: int, count: int, seed: int) -> np.ndarray:
 
 @torch.no_grad()
 def measure(model, boards: np.ndarray, steps: list[int]) -> tuple[dict[str, Any], torch.Tensor]:
-    """Solve boards [N, 2, cells] until an answer obeys the rules. Return the metrics and the probabilities."""
+    """Solve boards [N, 2, cells]. Return the metrics, and the probability of each token in each cell, [N, cells, V].
+
+    Each board runs until its answer obeys the rules, for at most `max(steps)` steps.
+    """
     shape = sudoku_shape(round(boards.shape[2] ** 0.5))
     solver = model.for_board((shape.size, shape.size), shape.box_shape, shape.vocab_size).eval()
     questions, labels = torch.from_numpy(boards.astype(np.int64) + DIGIT_OFFSET).unbind(1)

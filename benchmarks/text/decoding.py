@@ -79,7 +79,8 @@ def families(size: str) -> dict[str, dict]:
         looped = peer_config(f"hrm_lm+halt_max_steps={passes}+exit_criterion=fixed", size)
         llama = LlamaConfig(**fields, num_hidden_layers=passes * hrm.segment_visits)
         found[f"hrm_lm {name}"] = {LLAMA: llama, name: looped}
-    gate = "+exit_criterion=q+halt_min_steps=2+initial_halt_prob=0.9"  # an untrained gate halts as soon as it may
+    # With these values, an untrained gate halts as soon as `halt_min_steps` allows.
+    gate = "+exit_criterion=q+halt_min_steps=2+initial_halt_prob=0.9"
     found["halting"] = {
         "four passes": looped,
         "halted after two": peer_config(f"hrm_lm+halt_max_steps=4{gate}", size),

@@ -113,7 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="train for the FLOPs that hrm_lm spends in this many minutes"
     )
-    parser.add_argument("--train_tokens", type=float, help="train each model on N bytes instead of for equal FLOPs")
+    parser.add_argument("--train_tokens", type=float, help="train every model on N bytes (default: with equal FLOPs)")
     parser.add_argument("--train_bytes", type=int, help="use only the first N bytes of the training text")
     parser.add_argument("--train_file")
     parser.add_argument("--valid_file")
@@ -138,7 +138,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the budget")
     parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of training without halting")
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the budget over which bp_steps grows from 2"
+        "--bp_warmup",
+        type=float,
+        default=0.0,
+        help="hrm_lm: fraction of the budget over which bp_steps grows from 2 (flat loop: 1) to the config's value",
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")
@@ -213,7 +216,7 @@ def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 
 
 
 def next_batch(train: np.ndarray, order: np.random.Generator, args) -> torch.Tensor:
-    """Return int64 [batch_size, block_size] from random positions in the text."""
+    """Return token ids, int64 [batch_size, block_size], from random positions in the text."""
     starts = order.integers(0, len(train) - args.block_size, args.batch_size)
     rows = np.stack([train[start : start + args.block_size] for start in starts])
     return torch.from_numpy(rows.astype(np.int64)).to(args.device)

@@ -108,7 +108,10 @@ def parse() -> argparse.Namespace:
         "--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of the run before halting starts"
     )
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the run over which bp_steps grows from 2"
+        "--bp_warmup",
+        type=float,
+        default=0.0,
+        help="hrm_lm: fraction of the run over which bp_steps grows from 2 (flat loop: 1) to the config's value",
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")

@@ -93,7 +93,9 @@ def parse():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processes", type=int, default=3, help="number of arms to train at the same time")
     parser.add_argument("--budget_seconds", type=float)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / f"retrofit_{known.task}", help="one file per run")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs") / f"retrofit_{known.task}", help="folder with one file per run"
+    )
     parser.add_argument("--arm", help="train only this arm, in the current process")
     parser.add_argument("--deadline", type=float, default=math.inf, help="with --arm: stop at this Unix time")
     parser.set_defaults(**SETTINGS[known.task])

@@ -22,7 +22,7 @@ class ExportOptions(Options):
 
 @dataclass(kw_only=True)
 class ExportGguf(ExportOptions):
-    """Options of `hrm-hf export gguf` for Llama, GPT-2, some `hrm_lm` loops, and Go coders of preset `unified`."""
+    """Options of `hrm-hf export gguf` for Llama, GPT-2, some `hrm_lm` loops and the Go coder preset `unified`."""
 
     dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of weight matrices; vectors stay in f32.", "f16")
     layout: Literal["nanbeige", "hrm_text", "llama"] | None = option(

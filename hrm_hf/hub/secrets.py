@@ -49,9 +49,9 @@ DETECTORS = {
     "telegram_token.TelegramBotTokenDetector": ":aa",
     "twilio.TwilioKeyDetector": "",
 }
-# Secrets that detect-secrets 1.5 misses, such as AWS secret keys without quotes. Negative lookbehinds come after the
-# first letters of a pattern, which keeps the search fast.
-NO_EXAMPLE = r"(?![xX*]{8})"
+NO_EXAMPLE = r"(?![xX*]{8})"  # excludes placeholders such as hf_xxxxxxxx
+# Secrets that detect-secrets 1.5 misses, such as AWS secret keys without quotes. Negative lookbehinds come after a
+# pattern's literal prefix, because `re` searches fast for a literal prefix.
 MORE_PATTERNS = {
     "AWS Secret Key": (
         # A name, punctuation, optionally "is" or "value", and a key of 40 mixed characters (digests are longer).

@@ -128,7 +128,11 @@ class MapStatistics(Float32Buffers):
         return torch.cat(([self._power(pixel_values)] if self.bins else []) + parts, dim=1)
 
     def _power(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return half the log power of each map (0 for unit white noise) and correlations between maps."""
+        """Return the features of the power spectra, [B, F].
+
+        They are half the log power of each map in each ring of modes (0 for unit white noise), and the correlation of
+        each pair of maps in each ring.
+        """
         maps, share = pixel_values[:, : self.maps].float(), 1.0
         if self.masked:
             mask = pixel_values[:, -1:].float()

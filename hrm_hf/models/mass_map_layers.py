@@ -97,7 +97,7 @@ class MultipoleGains(Float32Buffers):
 
 
 def hat_functions(size: int, nodes: int) -> torch.Tensor:
-    """Return each node's interpolation weight at each `rfft2` mode, [nodes, modes]; 0 at the mean mode."""
+    """Return each node's interpolation weight at each `rfft2` mode, [nodes, modes]; 0 at zero frequency."""
     real = {"dtype": torch.float64, "device": "cpu"}
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()

@@ -259,7 +259,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return None if most == code.shape[1] else (~code).byte().argsort(dim=1, stable=True)[:, :most]
 
     def _generate(self, inputs_embeds, planner_states, rotary, masks, code, kwargs) -> torch.Tensor:
-        """Return the generator's states [B, T, C], with zeros outside `code`.
+        """Return the generator's states [B, T, C], with zeros outside positions `code` [B, Tc] (None: all positions).
 
         Rows with fewer than Tc code positions are padded with other positions, which no code position attends to.
         """

@@ -245,7 +245,7 @@ class CheckpointCodeMixin:
         if self._custom_pipelines:
             self.config.custom_pipelines = deepcopy(self._custom_pipelines)
         super().save_pretrained(save_directory, **kwargs)
-        if self._custom_pipelines and self._auto_map:  # needed only in the saved config.json
+        if self._custom_pipelines and self._auto_map:  # only config.json needs custom_pipelines
             del self.config.custom_pipelines
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):

@@ -39,7 +39,8 @@ from .presets_hrm_lm import LOOP
 
 # Model types and class names of decoders. Importing the classes would slow down startup.
 DECODERS = {name.lower(): f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
-# Config fields that all decoders share with hrm_lm. Some decoders lack `attention_bias`, `mlp_bias` or `qk_norm`.
+# Config fields of hrm_lm that every decoder has, too. `attention_bias`, `mlp_bias` and `qk_norm` are converted
+# separately, because some decoders lack them.
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",

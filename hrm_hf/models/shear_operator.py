@@ -68,7 +68,7 @@ def _multipliers(maps: torch.Tensor) -> torch.Tensor:
     real = {"dtype": torch.float64, "device": "cpu"}
     y = torch.fft.fftfreq(size, 1 / size, **real)[:, None]
     x = torch.arange(size // 2 + 1, **real)
-    square = (x**2 + y**2).clamp_min(1)  # avoids 0 / 0 at the mean mode
+    square = (x**2 + y**2).clamp_min(1)  # avoids 0 / 0 at zero frequency
     # At an axis's Nyquist frequency, l and -l are the same mode, so the sign of 2 lx ly is undefined.
     signed = (2 * y.abs() < size) & (2 * x < size)
     return torch.stack(((x**2 - y**2) / square, 2 * x * y / square * signed)).to(maps)

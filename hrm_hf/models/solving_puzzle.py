@@ -62,7 +62,7 @@ class PuzzleSolution:
         return cls(predictions, numbers.int(), numbers, logits, residual=numbers.clone() if residual else None)
 
     def select(self, rows: torch.Tensor) -> "PuzzleSolution":
-        """Return the answers for the rows with indices `rows` [N]."""
+        """Return the solution restricted to the rows with indices `rows` [N]."""
         return _each_field(lambda value, axis: value.index_select(axis, rows), self)
 
 

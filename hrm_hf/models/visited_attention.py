@@ -140,7 +140,8 @@ class VisitedLayersMixin:
             raise ValueError(problem)
         if self.serving_problem("continuous batching", False, **options):
             continuous_batching_config = copy(continuous_batching_config) or ContinuousBatchingConfig()
-            continuous_batching_config.auto_switch_to_flash = False  # flash would leave skipped visits' slots empty
+            # Flash attention would leave the slots of skipped visits empty.
+            continuous_batching_config.auto_switch_to_flash = False
         self.batch_options = options
         return super().init_continuous_batching(generation_config, continuous_batching_config, *args, **kwargs)
 

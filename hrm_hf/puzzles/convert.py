@@ -220,7 +220,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
         wrong = f"{file} names {count} puzzles, but the puzzle table of the checkpoint has {rows} rows"
         if file.parent == folder:
             raise ValueError(f"{wrong}; replace or remove the file")
-        logger.warning("%s; ignoring the file", wrong)  # only a warning, because the file may belong to newer data
+        logger.warning("%s; ignoring the file", wrong)  # not an error, because the data may have been rebuilt since
     if rows > 1:
         logger.warning(
             "%s is missing from %s, so the %d rows of the puzzle table have no names; copy the file from the run's "
@@ -231,7 +231,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # the original code treats all nonzero values alike
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # the original code only checks whether this field is 0
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))

@@ -317,7 +317,7 @@ class LateStarts:
         self.seed, self.share, self.max_power = seed, share, max_steps.bit_length() - 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the steps, int32 [B], for the rows at `positions` [B]. Rows that start normally get 0."""
+        """Return how many steps the rows at `positions` [B] first run without gradient, int32 [B]; 0 if not late."""
         chosen, power = random_keys(self.seed, LATE_START, positions, 2).T
         late = (chosen >> np.uint64(11)) * 2.0**-53 < self.share
         return np.where(late, 1 << (power % np.uint64(self.max_power + 1)).astype(np.int32), 0).astype(np.int32)

@@ -110,5 +110,6 @@ def _possible(lines: np.ndarray, clues: np.ndarray) -> np.ndarray:
     order = np.argsort(clues != NONE, axis=1, kind="stable")
     fits = (np.take_along_axis(clues, order, axis=1)[:, None] == their_clues).all(axis=2)
     differs = (lines > OPEN)[:, None] & (patterns != (lines == FILLED)[:, None])  # [L, patterns, n]
-    agrees = fits[:, :, None] & (differs.sum(axis=2, keepdims=True) == differs)  # no other known cell differs
+    # For each cell: whether a pattern fits the clues and all known cells, except perhaps this one.
+    agrees = fits[:, :, None] & (differs.sum(axis=2, keepdims=True) == differs)
     return np.stack([(agrees & ~patterns).any(axis=1), (agrees & patterns).any(axis=1)], axis=2)

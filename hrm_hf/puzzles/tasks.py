@@ -267,7 +267,7 @@ class PuzzleTask:
         return {}
 
     def neighbours(self, marked: np.ndarray) -> np.ndarray:
-        """Count, for each cell, the other `marked` cells [S] in its units, once per shared unit. Returns int [S]."""
+        """Count the `marked` cells [S] that share a unit with each cell, int [S]; twice if they share two units."""
         members = self._members
         return (members.T @ (members @ marked) - members.sum(axis=0) * marked).astype(int)
 

@@ -87,7 +87,8 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     config = _hrm_lm_config(original, state, weights_file)
     model = HrmLmForCausalLM(config)
     tensors, taken = _our_tensors(state, config)
-    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # tensors that src lacks
+    # Tensors that the checkpoint lacks keep their initial values.
+    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}
     _load_state(model, new | tensors, weights_file, "config.json")
     model.save_pretrained(out)
     for name in TOKENIZER_FILES:

@@ -159,7 +159,7 @@ class Server(Serve):
         """Do nothing, because the constructor calls this method before `run` serves the application."""
 
     def run(self) -> None:
-        """Serve until the process is interrupted, then stop the batching thread, which would keep it running."""
+        """Serve until interrupted, then stop the batching thread, which would otherwise keep the process alive."""
         try:
             self.server.run()
         finally:

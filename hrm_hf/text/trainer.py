@@ -93,7 +93,7 @@ class CausalLMTrainer(HrmTrainer):
             freeze_all_but_adapters(self.model)
 
     def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
-        """Compile one layer of a recurrent model for all its visits, because the number of segments may be random."""
+        """Compile a recurrent model one layer at a time, because the number of segments may vary from step to step."""
         super().prepare_model(model, args)
         if args.torch_compile and has_ability(model, "recurrent_depth"):
             self.compile_part(partial(compile_layers, unwrap_peft_model(model)), args)

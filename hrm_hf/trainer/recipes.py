@@ -357,14 +357,14 @@ def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
 
 
 def _as_flag(value: Any, text: Any) -> Any:
-    """Return a recipe's value, or each item of a list, as the text of a flag, so that 1.10 stays 1.10."""
+    """Return a recipe's value (or each item of a list) as written in the file, so that 1.10 is not read as 1.1."""
     if value is None or isinstance(value, dict):
         return value
     return list(map(_as_flag, value, text)) if isinstance(value, list) else expand_home(str(text))
 
 
 def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
-    """Merge a recipe's config overrides with those of a flag. The flag wins if both set the same field."""
+    """Add a recipe's config overrides to those of a --config_overrides flag, which take precedence."""
     overrides = recipe.get("config_overrides")
     for part in parsed:
         if not isinstance(part, ModelArguments) or part.config_overrides in (overrides, "", None):

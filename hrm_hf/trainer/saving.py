@@ -287,7 +287,7 @@ class CompleteCheckpoints:
     # ---- pushing ----
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the Hub repository. Reject settings that would upload the token, and explain errors of the Hub."""
+        """Create the Hub repository. Reject settings that would upload the token, and explain Hub errors."""
         if self.args.hub_token and self.args.hub_strategy in WITH_STATE:
             raise ValueError(
                 f"hub_token with hub_strategy={self.args.hub_strategy.value}: would upload the token in "

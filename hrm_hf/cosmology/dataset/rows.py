@@ -333,7 +333,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:
-    """Concatenate blocks into row groups of about GROUP_BYTES."""
+    """Concatenate blocks of rows into row groups with about GROUP_BYTES of maps."""
     group: list[Rows] = []
     for block in blocks:
         group.append(block)

@@ -34,7 +34,7 @@ from .settings import EDGE_SHARE, HOLE_ARCMIN, LEGACY, MapSettings, SurveySettin
 # and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of all sources), not verified against their tables.
 # Each component of ellipticity has a dispersion of 0.26; sigma_e is the dispersion of both together.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
-MARGIN = 1.5  # side of the periodic sky in patch sides: half a side between a patch and its periodic copies
+MARGIN = 1.5  # side of the periodic sky in patch sides; half a side separates a patch from its periodic copies
 EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units of the patch side
 
 # Constants of the legacy kinds of maps.
@@ -224,7 +224,7 @@ def legacy_2lpt(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarr
 
 
 def displacements(omega_m: float, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return displacements along rows and columns, [size, size] each, in pixels of 1 Mpc/h.
+    """Return displacements along rows and columns, [size, size] each, in pixels, which are 1 Mpc/h wide.
 
     The first order is -grad phi with laplace(phi) = delta. The second order is -3/7 omega_m^(-1/143) times the
     gradient of the potential whose Laplacian is phi_xx phi_yy - phi_xy^2. Both are in two dimensions.

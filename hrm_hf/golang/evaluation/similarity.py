@@ -97,7 +97,7 @@ def statement_count(code: str) -> int:
     root = parse(code).root_node
     function = next((n for n in root.children if n.type in FUNCTIONS and n.child_by_field_name("body")), None)
     start = root if function is None else function.child_by_field_name("body")
-    # Compares tokens, so layout does not matter.
+    # Compare statements by their tokens, so that layout does not matter.
     return len({b" ".join(leaf.text for leaf in leaves(node)) for node in walk(start) if _is_statement(node)})
 
 

@@ -74,7 +74,7 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
             RLIMIT_AS would be exceeded, too.
     """
     column = list(ARCHITECTURES).index(machine)
-    # Offsets in seccomp_data: 0 for the call's number, 4 for the architecture, 16 + 8 i for argument i's low half.
+    # Offsets in seccomp_data: 0 is the system call number, 4 the architecture, 16 + 8 i the low half of argument i.
     program = [_step(_LOAD, 4), _step(_EQUAL, ARCHITECTURES[machine], 1), _step(_GIVE, _KILL), _step(_LOAD, 0)]
     if machine == "x86_64":  # reject x32 system calls, which use different numbers
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_GIVE, _EPERM)]
@@ -127,6 +127,6 @@ def _require_bits(bits: int) -> list[bytes]:
 
 
 def _only(*values: int) -> list[bytes]:
-    """Return steps that reject any value outside `values`, and otherwise continue with the next step."""
+    """Return filter steps that reject the call unless the loaded argument is one of `values`."""
     last = len(values) - 1
     return [*(_step(_EQUAL, value, last - place + 1) for place, value in enumerate(values)), _step(_GIVE, _EPERM)]

@@ -83,12 +83,12 @@ class Questions:
 
 
 def question_part(words: np.ndarray) -> Questions:
-    """Create question parts from word ids [N, T], without answers."""
+    """Create the part of N questions that the model only reads: word ids [N, T], without answers."""
     return Questions(words, np.full_like(words, NO_LABEL), np.zeros_like(words))
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Create question parts [N, T] with one blank per answer. `steps` counts the steps to compute each answer."""
+    """Create the part of N questions with a blank for each of `answers` [N, T]. `steps` counts the steps to each."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0

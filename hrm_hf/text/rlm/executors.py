@@ -172,7 +172,7 @@ def _broke_limit(error) -> bool:
 
 
 def _call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Call a host function. Pass ValueErrors and errors for wrong arguments to the REPL; raise others here."""
+    """Call a host function. Return its value, or a ValueError or wrong-arguments error for the REPL to raise."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:

@@ -81,7 +81,7 @@ def main() -> None:
         distances = map_distances(model, extractor, rows)
         size = {"parameters": model.num_parameters(), "flops_a_map": flops(model, extractor, rows)}
         report["models"][name] = size | network_metrics(found, info) | {"map_distance": distances}
-        print(f"{name:14} error after each segment {report['models'][name]['per_step']['error']}", flush=True)
+        print(f"{name:14} error after each segment: {report['models'][name]['per_step']['error']}", flush=True)
         if len(report["models"]) == 1:
             judged, curve = name, report["models"][name]["per_step"]["error"]
             plot_mass_maps(found.mass_maps, rows.maps, pictures / "cosmo_mass_network.png")

@@ -49,7 +49,7 @@ class BoardMaker:
         pairs = list(itertools.combinations(range(size), 2))
         groups = [[(cell, digit) for digit in range(1, size + 1)] for cell in range(self.shape.cells)]
         groups += [[(cell, digit) for cell in cells] for _, cells in self.shape.units for digit in range(1, size + 1)]
-        for group in groups:  # exactly one literal of a group is true
+        for group in groups:  # require exactly one true literal in each group
             literals = [self.literal(*each) for each in group]
             self.solver.add_clause(literals)
             for one, other in pairs:
@@ -84,7 +84,7 @@ class BoardMaker:
         return self.solve(chosen)
 
     def board(self, clues: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray] | None:
-        """Remove random clues. Return a board with `clues` clues and its unique solution, or None on failure."""
+        """Return a board with `clues` random clues and its unique solution, or None on failure."""
         solution = self.random_grid(rng)
         if solution is None:
             return None

@@ -124,7 +124,7 @@ def take_turns(sides: dict, turns: int, tokens: int = NEW) -> dict[Any, torch.Te
 
 
 def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
-    """Return a model's median times, and its speed relative to the reference, with an interval."""
+    """Return a model's median times and, with a bootstrap interval, its speed relative to the reference."""
     cpu, wall = times[name].median(0).values.tolist()
     row = {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
     if name != reference:

@@ -86,7 +86,9 @@ def parse():
     parser.add_argument("--valid_file")
     parser.add_argument("--train_bytes", type=int, default=5_900_000, help="use only the first N bytes of the text")
     parser.add_argument(
-        "--eval_rows", type=int, help="N held-out text rows and N / 8 rows of the task (rearrangements: per K)"
+        "--eval_rows",
+        type=int,
+        help="N held-out text rows, and N / 8 rows of the task (rearrangements: for each number of steps)",
     )
     parser.add_argument("--evaluations", type=int, default=6, help="number of evaluations during a run")
     parser.add_argument("--device", default="cpu")

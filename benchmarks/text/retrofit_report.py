@@ -91,7 +91,7 @@ def plot(report: dict, args, name: str) -> None:
 
 
 def line(panel, arm: str, color: str, runs: list[list[dict]], place: str, layers: int) -> None:
-    """Plot the accuracy of answers after more than `layers` steps, averaged over runs."""
+    """Plot the accuracy of answers that take more than `layers` steps against `place`, averaged over runs."""
     points = list(zip(*runs))
     answers = [mean(mean(one["answers"][layers:]) for one in some) for some in points]
     places = [mean(one[place] for one in some) for some in points]

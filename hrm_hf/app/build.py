@@ -40,7 +40,8 @@ def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
-        with gr.Tabs(overflow_behavior="wrap"):  # the default hides tabs in a menu that is hard to find on a phone
+        # By default, gradio moves excess tabs to a menu, which is hard to find on a phone.
+        with gr.Tabs(overflow_behavior="wrap"):
             shown = [
                 state
                 for name, config, short in zip(models, configs, _short_names(models))

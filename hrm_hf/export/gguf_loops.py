@@ -74,7 +74,7 @@ def _nanbeige(config: PreTrainedConfig, segments: int, shared: dict[str, tuple])
 
 
 def _hrm_text(config: PreTrainedConfig, segments: int, visits: int, shared: dict[str, tuple]) -> Layout:
-    """Return the layout for two stacks of equal depth: H and L, or a loop with input injection and a coda."""
+    """Return the layout for two stacks of equal depth: H and L, or a flat loop (with input injection) and its coda."""
     expected = {"prelude_layers": (0,), "attention_gate": (True,), "norm_affine": (False,), "exit_norms": ("every",)}
     if config.flat_loop:
         cycles = (1, segments * config.L_cycles)
@@ -149,7 +149,7 @@ def _llama_tensors(network: PreTrainedModel, visits: Visits, norm: torch.nn.Modu
 
 
 def _blocks(visits: Visits) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of every block. For visits with a pass number, scale `BRANCH_ENDS` by the pass's gains."""
+    """Yield the GGUF name and value of every weight. Weights in `BRANCH_ENDS` are multiplied by their pass's gains."""
     block = 0
     for stack, number in visits:
         for index, layer in enumerate(stack.layers):

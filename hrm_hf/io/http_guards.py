@@ -41,7 +41,7 @@ def _host(address: str) -> str:
 
 
 class HostGuard:
-    """Reject (403) requests to unknown host names (DNS rebinding) and requests from pages on other hosts.
+    """Middleware that rejects (403) requests to unknown host names (DNS rebinding) or from pages on other hosts.
 
     Args:
         allowed: host names to accept in addition to localhost and IP addresses; their pages may also send requests.

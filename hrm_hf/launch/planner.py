@@ -257,7 +257,7 @@ def plan_launch(
     batch, accumulation = _batch(options, given, reference, processes, most)
     effective = batch * processes * accumulation
     base = rate = float(values.get("learning_rate", LmTrainingArguments.learning_rate))
-    if "learning_rate" not in given:  # the original launcher scales the rate with the square root of the batch size
+    if "learning_rate" not in given:  # like the original launcher: proportional to sqrt(batch size)
         rate *= math.sqrt(max(1.0, effective / reference))
     decided = {
         "per_device_train_batch_size": batch,
@@ -349,7 +349,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Return whether to checkpoint activations: as the options say, or else by the model's size and the memory.
+    """Decide whether to checkpoint activations: by the options or, if unset, by the model's size and the memory.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """

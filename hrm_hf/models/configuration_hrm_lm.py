@@ -48,7 +48,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         halt_margin (0.0): with exit_criterion="q", a token halts if q_halt - q_continue exceeds this margin.
         exit_criterion, exit_threshold: the rule that halts a token; None for the criterion's default threshold.
         convergence_threshold: relative change below which metrics count a state as converged.
-        kv_layout: cache each visit of a layer ("per_segment", exact), only the last segment ("last_segment"), or one
+        kv_layout: cache each visit to a layer ("per_segment", exact), only the last segment ("last_segment"), or one
             slot per layer ("last_visit"); the latter two are approximate and do not grow with halt_max_steps.
     """
 

@@ -38,7 +38,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         num_loops: passes through the middle layers loop_start <= i < loop_end, each with its own keys and values; by
             default all layers except the first and the last.
         num_physical_layers: layers with weights, set from num_hidden_layers if num_loops > 1; num_hidden_layers then
-            becomes the number of cache slots, one per visit of a layer, from which caches read their size.
+            becomes the number of cache slots, one per visit to a layer, from which caches read their size.
     """
 
     model_type = "rlm_mhc"

@@ -236,7 +236,7 @@ class CosmoStem(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         validate_maps(pixel_values, self.config)
         dtype = self.cls.dtype  # quantization may change the dtype of linear layers, but not that of CLS
-        cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
+        cls = self.cls.expand(pixel_values.shape[0], -1)  # not len(), which torch.export makes a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))
             # Random rotations and shifts do not change the statistics, so only dropout reduces overfitting to them.

@@ -352,7 +352,7 @@ def _with_visible_end(written: torch.Tensor) -> torch.Tensor:
 
 
 def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indices: torch.Tensor | None) -> None:
-    """Swap the scores [B * beams, V] of </CODE> and </s> in place, at steps whose </CODE> is returned as </s>."""
+    """Swap the scores of </CODE> and </s> in place where a generated </CODE> is returned as </s>."""
     ends = [TOKEN_IDS[EOS], END_CODE]
     places = (written == END_CODE).nonzero().tolist()
     rows = {(step, row if beam_indices is None else int(beam_indices[row, step])) for row, step in places}

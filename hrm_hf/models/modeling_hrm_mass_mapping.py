@@ -203,7 +203,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         rest = shear - shear_from_convergence(kappa * units, mask)
         maps = torch.cat((adjoint_shear(rest, mask) / units, kappa, change), dim=1)
         powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
-        spectra = self.spectra_in(powers.to(x.dtype))  # CLS reads the spectra of the residual b and of kappa
+        spectra = self.spectra_in(powers.to(x.dtype))  # for CLS: spectra of the residual convergence and of kappa
         z_H, z_L = self._reason(x, self._cells(maps, mask), spectra, z_H, z_L)
         change, log_std, log_power = self.readout(z_H, z_L, maps)
         states = (z_L, z_H) if wants_hidden_states(self.config, output_hidden_states) else None

@@ -44,7 +44,7 @@ from .recurrent_cache import validate_slots
 from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention
 
 
-STREAM_DECAY = 0.6  # ratio between the initial factors of consecutive streams
+STREAM_DECAY = 0.6  # initial `stream_scale` of each stream, relative to the previous stream
 COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields of both outputs below
 
 

@@ -220,7 +220,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
     def for_board(
         self, grid_shape: Sequence[int], box_shape: Sequence[int] | None, vocab_size: int
     ) -> "SeRrmPuzzleForSolving":
-        """Return a model for boards of another size, which shares this model's weights.
+        """Return a model that shares this model's weights but solves boards of another size.
 
         Raises:
             ValueError: a weight depends on the size of the board or on the number of symbols.
@@ -239,7 +239,8 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return model.train(self.training)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # makes rounding independent of which weights are frozen
+        # For tensors that are not contiguous, torch rounds the output of lm_head differently if its weight is frozen.
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols

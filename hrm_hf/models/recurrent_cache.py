@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
 class LayerCacheView:
-    """View of a cache for one visit of a layer. It redirects updates to the visit's slot."""
+    """View of a cache for one visit to a layer. It redirects updates to the visit's slot."""
 
     def __init__(self, cache: Cache, slot: int):
         self.cache, self.slot = cache, slot
@@ -33,7 +33,7 @@ class LayerCacheView:
 
 
 def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
-    """Return a view of the cache for one visit of a layer, or None without a cache."""
+    """Return a view of the cache for one visit to a layer, or None without a cache."""
     return None if cache is None else LayerCacheView(cache, slot)
 
 
@@ -48,7 +48,7 @@ def validate_slots(cache: Cache | None, slots: int) -> None:
 
 
 class VisitCache:
-    """Keys and values of one visit of a layer.
+    """Keys and values of one visit to a layer.
 
     Args:
         cache, slot: the cache with past tokens, or None, and the slot of the visit.

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 
 
 class VisitAttention(nn.Module):
-    """Parameter-free module that calls the attention function for one visit of a layer.
+    """Parameter-free module that calls the attention function for one visit to a layer.
 
     Args:
         config: the model's config, whose `_attn_implementation` selects the attention function.
@@ -51,7 +51,7 @@ class VisitAttention(nn.Module):
 
 
 def visit_attentions(config, slots: list[int], head_dim: int, num_key_value_groups: int) -> nn.ModuleList:
-    """Build one `VisitAttention` for each visit of a layer, in order. `slots` lists their cache slots."""
+    """Build one `VisitAttention` for each visit to a layer, in order. `slots` lists their cache slots."""
     return nn.ModuleList(VisitAttention(config, slot, head_dim, num_key_value_groups) for slot in slots)
 
 

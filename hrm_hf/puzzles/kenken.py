@@ -59,7 +59,7 @@ class KenKenTask(PuzzleTask):
             raise ValueError(f"grid_shape={rows, columns}: must be square with an even side, at most 10 x 10")
         cells, order = np.arange(self.seq_len).reshape(self.grid_shape), np.arange(self.seq_len // 4)
         self.digits, self.clues = cells[::2, ::2].ravel(), cells[1::2, 1::2].ravel()
-        self.right, self.below = cells[::2, 1:-1:2], cells[1:-1:2, ::2]  # walls between cells
+        self.right, self.below = cells[::2, 1:-1:2], cells[1:-1:2, ::2]  # walls right of, and below, a digit
         self.walls = np.concatenate([self.right.ravel(), self.below.ravel()])
         square = order.reshape(rows // 2, rows // 2)
         beside = [(square[:, :-1], square[:, 1:]), (square[:-1], square[1:])]

@@ -122,7 +122,9 @@ def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
         if type(meta.get(name)) is not int or not 1 <= meta[name] <= most:
             raise ValueError(f"{file}: {name}={meta.get(name)!r:.60}: must be in [1, {most}]{why}")
     if not isinstance(meta.get("sets"), list) or not all(str(name).isidentifier() for name in meta["sets"]):
-        raise ValueError(f"{file}: sets={meta.get('sets')!r:.60}: must be names with letters, digits and underscores")
+        raise ValueError(
+            f"{file}: sets={meta.get('sets')!r:.60}: must be a list of names with only letters, digits and underscores"
+        )
     return meta
 
 

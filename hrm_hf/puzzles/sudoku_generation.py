@@ -252,7 +252,7 @@ def _pairs_of_rows(size: int) -> _Pairs:
     for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no digit repeats in a box
         if int(smallest @ powers) in found:
             continue
-        # Find all pairs symmetric to `smallest`, which comes first because `all_orders` is in ascending order.
+        # Find all pairs symmetric to `smallest`. None of them has a smaller code, because `all_orders` is ascending.
         turned = np.take_along_axis(orders, smallest[np.argsort(orders, axis=1)], axis=1)
         codes.append(turned @ powers)
         kinds.append(np.full(len(orders), len(kinds)))

@@ -199,7 +199,8 @@ class PostTrainingRun(TrainingRun):
         model_args, data_args, args, *others = self.options
         if isinstance(args, GRPOConfig):
             args = copy.copy(args)
-            args.generation_batch_size = None  # derived, and cannot be combined with steps_per_generation
+            # GRPOConfig derives this from steps_per_generation, but rejects a recipe that sets both.
+            args.generation_batch_size = None
         save_recipe(self.out / "recipe.yaml", model_args, data_args, args, *others)
 
     def make_trainer(self, model: PreTrainedModel | PeftModel) -> PostTraining:

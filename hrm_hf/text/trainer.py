@@ -31,7 +31,8 @@ PART_COUNTS = {
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# Inputs that metrics are computed from, each with the value that excludes the rows that accelerate repeats.
+# Inputs that determine which tokens metrics count. Each maps to the value that excludes a token; rows that accelerate
+# repeats are filled with it.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }

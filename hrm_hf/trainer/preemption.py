@@ -106,7 +106,8 @@ class PreemptionCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if args.save_strategy == SaveStrategy.BEST and control.should_evaluate:
-            return  # Trainer would save this step only if it were the best one; stop after the next step instead
+            # After this evaluation, Trainer saves only a new best model, even if we request a save. Stop a step later.
+            return
         reason = 2 * bool(self.pressed) or int(time.monotonic() > getattr(args, "deadline", math.inf))
         if self.received is not None or signal.SIGUSR1 in signal.sigpending():
             reason = 3

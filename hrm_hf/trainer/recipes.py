@@ -89,7 +89,7 @@ class CheckedArguments:
     do_eval: bool | None = HfArg(default=None, help="Set to false to disable evaluation during and after training.")
 
     def __post_init__(self):
-        if self.do_eval is False:  # overrides a recipe that enables evaluation
+        if self.do_eval is False:  # even if a recipe enables evaluation
             self.eval_strategy, self.eval_on_start, self.load_best_model_at_end = "no", False, False
             if hasattr(self, "early_stopping_patience"):
                 self.early_stopping_patience = None

@@ -70,7 +70,8 @@ def source_name(root: str | Path) -> str:
     """Return the Go version ("go1.19.8") if the tree is from an installation, else the folder name."""
     root = Path(root).expanduser()
     above = root.resolve().parent
-    # On Debian, src is a link, and VERSION is next to it or, for /usr/share/go-1.19/src, in /usr/lib/go-1.19.
+    # An installation has a file VERSION next to src. On Debian, src is a link to, for example, /usr/share/go-1.19/src;
+    # VERSION is next to the link or, if root is the target of the link, in /usr/lib/go-1.19.
     for place in (root.absolute().parent, above, Path("/usr/lib", above.name)):
         version = place / "VERSION"
         if version.is_file() and (first := version.read_text(encoding="utf-8", errors="replace").split()):

@@ -184,7 +184,7 @@ def _trajectory(
     syntax_only: bool,
     counts: TrajectoryCounts,
 ) -> dict[str, Any]:
-    """Return a trajectory. With `syntax_only`, its verdicts hide type errors, which then lead to REFINE decisions."""
+    """Return a trajectory. With `syntax_only`, verdicts omit type errors, and code with a type error gets REFINE."""
     record, attempts = source.record, []
     for code, verdict in (*failed, (record["solution"]["code"], source.feedback)):
         seen = verdict.of_syntax() if syntax_only else verdict

@@ -34,7 +34,7 @@ DIGITS = tuple("0123456789")
 ARROWS = tuple(f"{node}>{to}" for node in range(MAX_NODES) for to in range(MAX_NODES))
 STARTS = tuple(f"from{node}" for node in range(MAX_NODES))
 NODES = tuple(f"at{node}" for node in range(MAX_NODES))
-SWAPS = tuple(f"x{place}" for place in range(MAX_ITEMS - 1))  # swaps the items at two adjacent positions
+SWAPS = tuple(f"x{place}" for place in range(MAX_ITEMS - 1))  # x2 swaps the items at positions 2 and 3
 TURN = "turn"  # moves every item to the next position
 OPENING, CLOSING = tuple("([{"), tuple(")]}")
 PLUS, NOTHING, WALL, START, GOAL, PATH = "+", ".", "#", "S", "G", "o"
@@ -142,7 +142,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Automaton(Task):
-    """States of the cellular automaton rule 110 on a ring, K steps after a random start.
+    """Task that asks for the states of the cellular automaton rule 110 on a ring, K steps after a random start.
 
     all: `0 1 1 0  _ _ _ _  _ _ _ _` asks for the state after each step. last: `| | 0 1 1 0 _ _ _ _` asks for the state
     after one step for each `|`.
@@ -171,7 +171,7 @@ class Automaton(Task):
 
 @dataclass(frozen=True)
 class Pointers(Task):
-    """Node reached after each of p hops along arrows between nodes.
+    """Task that asks for the node reached after each of p hops along arrows between nodes.
 
     The arrows, one word each and in random order, form a single ring of all nodes, so a path with fewer hops than
     nodes never returns. Every node then follows as a start: `2>1 0>2 1>0  from2 _ _  from0 _ _  from1 _ _`.
@@ -209,7 +209,7 @@ class Pointers(Task):
 
 @dataclass(frozen=True)
 class Permutations(Task):
-    """Arrangement of items after applying k generators of a symmetric group, S5 by default.
+    """Task that asks for the arrangement of items after applying k generators of a symmetric group, S5 by default.
 
     `x2` swaps the items at positions 2 and 3; `turn` moves every item to the next position, and the last to the front.
     all: `2 0 1  turn _ _ _  x0 _ _ _` asks for the arrangement after each generator. last: `2 0 1  turn x0  _ _ _`.
@@ -246,7 +246,7 @@ class Permutations(Task):
 
 @dataclass(frozen=True)
 class Addition(Task):
-    """Sum of m d-digit numbers modulo 10^d, so a sum has d digits for any m.
+    """Task that asks for the sum of m d-digit numbers modulo 10^d, which has d digits for any m.
 
     Digits are written from the lowest to the highest, in the order of addition. all: `+ 7 1 _ _ + 5 2 _ _` asks for
     the sum after each number. last: `+ 7 1 + 5 2 _ _`.
@@ -276,7 +276,7 @@ class Addition(Task):
 
 @dataclass(frozen=True)
 class Brackets(Task):
-    """Closing bracket that must come next, in nested brackets of several kinds with maximum depth D.
+    """Task that asks for the next closing bracket in nested brackets of several kinds with maximum depth D.
 
     A question asks at each bracket, or ("last") only at the last one: `( [ ] ( [` has the answers `) ] ) ) ]`.
     The answer is `.` if no bracket is open. A row has 6 D brackets.
@@ -313,7 +313,7 @@ class Brackets(Task):
 
 @dataclass(frozen=True)
 class Maze(Task):
-    """Cells on the shortest paths from S to G through a square maze with random walls.
+    """Task that asks for the cells on the shortest paths from S to G through a square maze with random walls.
 
     `S . # . . # # . G  _ _ _ _ _ _ _ _ _`: the rows of the maze, then a blank for each cell, with the answer `o` for
     cells on a shortest path, including S and G, and `.` for other cells.

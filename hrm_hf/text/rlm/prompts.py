@@ -60,8 +60,8 @@ CUT = "\n[{count} more characters were printed and are not shown]"
 CODE_LANGUAGES = ("repl", "python", "py")
 MAX_KEYS, MAX_LENGTHS = 20, 50  # maximum number of keys and of item lengths in the description of a context
 MAX_CONTEXT_VALUES = 10_000_000
-MAX_CHARS = 1_000_000  # most characters of an answer, and of the value that a block's last line shows
-MAX_PROMPT_CHARS = 20_000_000  # limit for a sub-call's prompts; tokenizing takes 100 times their memory
+MAX_CHARS = 1_000_000  # maximum length of an answer, and of the value shown for a block's last line
+MAX_PROMPT_CHARS = 20_000_000  # limit for a sub-call's prompts; tokenizing them takes 100 times as much memory
 MAX_ERROR_CHARS, SHOWN = 4000, 80  # limits for an error message, and for a value that it quotes
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 HERE = Path(__file__).parent
-# Not run: modules that other benchmarks import, and scripts that print no ratio.
+# Not run: modules that other benchmarks use, and `package.size`, which measures source code.
 HELPERS = {
     "package.citizens_generation",
     "package.comparisons",

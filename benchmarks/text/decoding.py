@@ -91,7 +91,7 @@ def families(size: str) -> dict[str, dict]:
 
 def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
     """Return one row per model: median milliseconds per token, and the speed relative to the first model."""
-    torch._dynamo.reset()  # torch keeps only eight graphs per function, and each model needs its own
+    torch._dynamo.reset()  # make room: torch keeps only eight graphs per function, one per model
     make = MAKERS[labels["path"]]
     with torch.set_grad_enabled(labels["path"] == "training"):
         sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}

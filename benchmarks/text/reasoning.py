@@ -84,7 +84,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="a tiny hrm_lm and Llama, a few seconds each")
     parser.add_argument("--task", choices=list(TASKS), default="automaton")
-    parser.add_argument("--size", type=int, help="passed to the data set builder, like the next three options")
+    parser.add_argument("--size", type=int, help="question size; like the next three, passed to the data set builder")
     parser.add_argument("--difficulty")
     parser.add_argument("--beyond")
     parser.add_argument("--answers", choices=["all", "last"])

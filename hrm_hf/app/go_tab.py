@@ -81,7 +81,7 @@ def _code(code: str, feedback: Feedback | None) -> str:
 
 
 def go_tab(coder, tokenizer, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when the tab is first displayed."""
+    """Build the tab that writes Go code. Its example runs when the tab is first displayed."""
     config = coder.config
     with gr.Row():
         with gr.Column(scale=4, min_width=340):

@@ -261,7 +261,7 @@ def map_image(item: dict[str, np.ndarray]) -> Image.Image:
 
 
 def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when the tab is first displayed."""
+    """Build the tab that infers cosmological parameters. Its example runs when the tab is first displayed."""
     config = regressor.model.config
     recurrent = architecture_of(config).halts
     with gr.Row():
@@ -375,7 +375,7 @@ def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.
 
 
 def mass_map_tab(mapper: MassMappingPipeline, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when the tab is first displayed."""
+    """Build the tab that estimates mass maps. Its example runs when the tab is first displayed."""
     config = mapper.model.config
     recurrent, size = architecture_of(config).halts, config.image_size
     with gr.Row():

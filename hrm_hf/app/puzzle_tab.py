@@ -259,7 +259,7 @@ def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
 
 
 def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when the tab is first displayed."""
+    """Build the tab that solves puzzles. Its example runs when the tab is first displayed."""
     task = solver.puzzle_task
     boards = gr.State([])
     gr.Markdown(ABOUT)

@@ -134,7 +134,7 @@ def _legend(depths: list[int] | None, most: int) -> str:
 
 
 def text_tab(model, tokenizer, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when the tab is first displayed."""
+    """Build the tab that continues text. Its example runs when the tab is first displayed."""
     halts = architecture_of(model).halts
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
@@ -273,7 +273,7 @@ def gain_image(sites: list[dict], product: bool) -> Image.Image:
 
 
 def mhc_tab(model, tokenizer, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when the tab is first displayed."""
+    """Build the tab that measures the gains of hyper-connections. Its example runs when the tab is first displayed."""
     with gr.Row():
         prompt = gr.Textbox(
             PROMPTS[1], label="Prompt", lines=2, scale=5, min_width=320, info="The maps are averaged over its tokens.",

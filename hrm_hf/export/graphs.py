@@ -116,7 +116,7 @@ class PuzzleExporter(Exporter):
     def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
         for name in ("noise_scale", "random_initial_states"):
             if getattr(self.config, name, 0):
-                raise ValueError(f"{name}={getattr(self.config, name)}: random models cannot be exported")
+                raise ValueError(f"{name}={getattr(self.config, name)}: only deterministic models can be exported")
         inputs = self.random_inputs()
         outputs = ["logits", "q_halt_logits", "q_continue_logits", "next_z_H", "next_z_L"]
         return {"model": Graph(PuzzleStep(model), inputs, {name: {0: "batch"} for name in inputs}, outputs)}

@@ -54,7 +54,7 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
     steps = steps_for(left - others, evaluated, step)
     tell(f"\n3. Training: {counted(steps, 'step')} of {step:.1f} seconds; {max(left, 0) / 60:.1f} minutes left")
     flags = _flags(options, steps, evaluated)
-    # `max_minutes` ends training before `max_steps` if other programs slow it down.
+    # If other programs slow down training, `max_minutes` ends it before `max_steps`.
     seconds = left - others / 2 - EVALUATION * step * evaluated / BATCH - 2 * START
     flags += ["--max_minutes", round(max(seconds / 60, 0.01), 2)]
     run(sys.executable, resource("training") / "run_go_coder.py", *flags, *shlex.split(options.extra))

@@ -236,7 +236,7 @@ def segment_losses(
 def halting_value_losses(
     config, q: torch.Tensor, halted_in: torch.Tensor, nll: torch.Tensor, correct: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return two dicts: the losses [N] of the two halting values, averaged over segments, and metrics.
+    """Return two dicts: the losses [N] of q_halt and q_continue, averaged over segments, and metrics.
 
     q: [N, M, 2]. halted_in: int [N], 1..M. nll: [N, M]. correct: bool [N, M]. After a token's halting segment, nll and
     correct repeat the values of that segment.

@@ -48,7 +48,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         if len(self.pixel_mean) != len(self.pixel_std):
             raise ValueError(f"pixel_std={self.pixel_std}: must have {len(self.pixel_mean)} entries, like pixel_mean")
         if not np.isfinite(self.pixel_mean).all() or not all(0 < value < np.inf for value in self.pixel_std):
-            raise ValueError(f"pixel_mean={self.pixel_mean}, pixel_std={self.pixel_std}: must be finite and positive")
+            raise ValueError(f"pixel_mean={self.pixel_mean}, pixel_std={self.pixel_std}: must be finite, with std > 0")
         if stretch not in STRETCHES:
             raise ValueError(f"stretch={stretch!r}: must be one of {', '.join(STRETCHES)}")
 

@@ -314,7 +314,7 @@ def _read_prompt(prompt: list[int]) -> Task | None:
 
 
 def for_ids_alone(settings):
-    """Copy the settings, changed so that `generate` returns only ids, one sequence per prompt."""
+    """Return a copy of the settings with which `generate` returns only ids, one sequence per prompt."""
     settings = copy.deepcopy(settings)
     settings.num_return_sequences = 1
     for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):

@@ -244,7 +244,7 @@ class _NormedProjection(torch.autograd.Function):
 
 def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     """Return sum_i weights[..., i] streams[..., i, :] in the dtype of `streams`."""
-    if torch.compiler.is_compiling():  # compiles to one fused pass; in eager mode, it would store every product
+    if torch.compiler.is_compiling():  # one fused pass; in eager mode, this would store every product
         return (weights.to(streams.dtype).unsqueeze(-1) * streams).sum(dim=-2)
     return torch.matmul(weights.to(streams.dtype).unsqueeze(-2), streams).squeeze(-2)
 

@@ -185,7 +185,7 @@ class RecurrentHeadMixin:
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
     """Infers the posterior of cosmological parameters from maps."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model's modules are added to this list
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the base model's modules
     # Modules that quantizers skip. They end in ".*", because transformers' tests reject names that are in both lists.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 

@@ -135,7 +135,7 @@ class MapReadout(nn.Module):
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the change in the map, `log_std` and `log_power`.
+        """Return the change in the map, and the `log_std` and `log_power` of the new map's error.
 
         `maps` [B, 3P, S, S] contains the residual b (mapped back to convergence), the map kappa and its last change.
         """
@@ -244,7 +244,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
     """Infers mass maps with uncertainties, and the posterior of cosmological parameters, from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model's modules are added to this list
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the base model's modules
     # transformers compares prefixes of full names, so names in the base model need "model." in front.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 

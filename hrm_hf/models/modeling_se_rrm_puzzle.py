@@ -282,7 +282,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return solution
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """Draw minimum steps, int32 [B]: 0 with probability `halt_exploration_prob`, else the maximum."""
+        """Draw minimum numbers of steps, int32 [B]: 0 with probability `halt_exploration_prob`, else the maximum."""
         goes_on = torch.rand(carry.steps.shape, device=carry.steps.device) >= self.config.halt_exploration_prob
         return goes_on * torch.full_like(carry.steps, self.config.halt_max_steps)
 

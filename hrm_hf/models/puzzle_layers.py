@@ -284,7 +284,7 @@ class PuzzleInputEmbedding(nn.Module):
         if config.pos_encodings == "learned":
             # Do not read the weight directly: accelerate loads offloaded weights only when their module is called.
             positions = self.positions(torch.arange(x.shape[1], device=x.device))
-            x = math.sqrt(0.5) * (x + positions.to(dtype))  # sqrt(0.5) keeps the variance of a single embedding
+            x = math.sqrt(0.5) * (x + positions.to(dtype))  # gives the sum the variance of one embedding
         return math.sqrt(config.hidden_size) * x, self.rotary()
 
     def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:

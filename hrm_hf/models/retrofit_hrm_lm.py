@@ -132,7 +132,7 @@ class RetrofitMixin:
         with torch.device("meta"):
             shapes = {name: weight.shape for name, weight in decoder(settings).state_dict().items()}
         weights = self.state_dict()
-        neutral = {"weight": torch.ones, "bias": torch.zeros}  # no-op gains and biases, which this model may lack
+        neutral = {"weight": torch.ones, "bias": torch.zeros}  # no-op gains and biases, if this model has none
         unrolled = {}
         for name, shape in shapes.items():
             known = looped_name(name, config, passes)

@@ -47,7 +47,7 @@ class SegmentSchedule:
 
 @dataclass
 class SegmentPlan:
-    """Plan for one forward pass.
+    """Plan of one forward pass: how many segments run, which have gradients, and how tokens halt.
 
     Attributes:
         segments: maximum number of segments; drawn: whether this number was drawn at random.

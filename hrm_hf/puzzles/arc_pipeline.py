@@ -133,7 +133,7 @@ class ArcVoting:
         self.votes = votes
 
     def candidates(self, task: str, test_index: int) -> list[RankedAnswer]:
-        """Rank the answers to one test input by number of votes, then mean q, then shape and colors."""
+        """Rank the answers to one test input by number of votes, then mean sigmoid(q_halt), then shape and colors."""
         tallies = self.votes[task][_key(self.test_puzzles[task]["test"][test_index]["input"])]
         # fsum is independent of the order of the votes, which depends on how they were divided among processes.
         found = [(len(qs), fsum(qs) / len(qs), answer) for answer, qs in tallies.items()]

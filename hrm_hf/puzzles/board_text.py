@@ -57,7 +57,7 @@ def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str
 
 
 def _large_boards(text: str, size: int | None) -> Iterator[str | dict[str, str]]:
-    """Yield the boards of size 12, 16 or 25 (or of `size`) in a text, or nothing if it does not hold such boards.
+    """Yield the boards of size 12, 16 or 25 (or of `size`) in a text, or nothing if there are none.
 
     A cell is a number or one of `SYMBOLS`, which may touch if every cell in the row has one character. Letters alone
     count from A = 1.
@@ -76,7 +76,7 @@ def _large_boards(text: str, size: int | None) -> Iterator[str | dict[str, str]]
             rows.append(row)
             if len(rows) == len(row) and all(len(each) == len(row) for each in rows):
                 cells = _as_numbers([cell for each in rows for cell in each])
-                if size or max(map(int, set(cells) - {"."}), default=0) > 4:  # else each line is a 4x4 board
+                if size or max(map(int, set(cells) - {"."}), default=0) > 4:  # otherwise, each line is a 4x4 board
                     yield " ".join(cells)
                 rows.clear()
 

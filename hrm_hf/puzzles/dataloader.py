@@ -237,7 +237,7 @@ def _scalar_column(dataset: Any, name: str, dtype: type = np.int64) -> np.ndarra
 
 # ---- symmetries ----
 
-SYMMETRY, LATE_START = range(2)  # what `random_keys` are used for; each use has its own random stream
+SYMMETRY, LATE_START = range(2)  # purposes of `random_keys`; each has its own random stream
 
 
 def random_keys(seed: int, purpose: int, positions: np.ndarray, count: int) -> np.ndarray:

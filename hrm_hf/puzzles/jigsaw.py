@@ -45,7 +45,7 @@ class JigsawTask(PuzzleTask):
 
     def __init__(self, config, identifiers=None):
         super().__init__(config, identifiers)
-        self.box_shape = None  # regions replace the boxes, which the config of Sudoku weights may specify
+        self.box_shape = None  # regions replace boxes, even if the config (e.g. of Sudoku weights) has them
         letters = np.array(list("".join(self.regions.split())))
         self._regions = [np.flatnonzero(letters == letter).tolist() for letter in np.unique(letters)]
         rows, columns = self.grid_shape

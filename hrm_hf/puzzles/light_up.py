@@ -1,4 +1,4 @@
-"""Task "light_up" (Akari): place bulbs so that every open cell is lit, and no bulb lights another.
+"""Task "light_up" (Akari): place bulbs so that every open cell is lit and no bulb lights another.
 
 A bulb lights its row and column up to the next wall. A number in a wall is the number of bulbs beside it.
 """

@@ -1,4 +1,4 @@
-"""Task "nonogram": fill cells of a picture, so that the runs of each row and column have the given lengths.
+"""Task "nonogram": fill cells of a picture so that the runs in each row and column have the given lengths.
 
 The first rows and columns of a board hold the clues of the picture's columns and rows: `-` for none, else the length
 of a run, or 0 for an empty line. A picture with n rows has ceil(n / 2) rows of clues, so a 9 x 9 board has a 6 x 6

@@ -138,7 +138,7 @@ class _Boards:
 
 
 def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray:
-    """Return the cells, bool [S], that a step changed. `states` [1 + steps, S] are the puzzle and answers.
+    """Return the cells, bool [S], that a step changed. `states` [1 + steps, S]: puzzle and answers.
 
     No cell counts as changed in the first step, which fills in the complete board. Given cells never count as changed.
     """

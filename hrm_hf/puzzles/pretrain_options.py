@@ -223,7 +223,7 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
     own, flags = _split_flags(words, {"checkpoint"})
     given = dict(word.partition("=")[::2] for word in own)
     if set(given) != {"checkpoint"}:
-        raise ValueError(f"{own}: must be checkpoint=FOLDER; to choose the data use hrm-hf eval puzzles MODEL DATA")
+        raise ValueError(f"{own}: must be checkpoint=FOLDER; to choose the data, use hrm-hf eval puzzles MODEL DATA")
     checkpoint, data = Path(given["checkpoint"]).expanduser(), None
     if (checkpoint / "config.json").exists():
         model, recipes = checkpoint, [folder / "recipe.yaml" for folder in (checkpoint, checkpoint.parent)]

@@ -22,8 +22,8 @@ from .sudoku_solver import dig, random_grids, rate_boards, search
 # Minimum number of clues for a unique solution (9x9: McGuire et al., 2012).
 MIN_CLUES = {4: 4, 6: 8, 9: 17}
 MAX_TRIES = 1000  # attempts without a new puzzle before the number of clues is considered unreachable
-# Attempts in each of the first portions, which are small so that the first puzzles arrive soon. Larger portions need
-# less time per puzzle.
+# Number of attempts in each of the first portions. They are small so that the first puzzles arrive soon; larger
+# portions need less time per puzzle.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
 POOL_THRESHOLD = 2 * PORTION  # expected attempts above which worker processes save more time than they take to start
@@ -245,7 +245,7 @@ def _pairs_of_rows(size: int) -> _Pairs:
     lines, stack = np.arange(size), np.arange(size) // box_cols
     all_orders = np.array(list(itertools.permutations(lines.tolist())), dtype=np.int64)
     by_stack = stack[all_orders].reshape(len(all_orders), -1, box_cols)
-    orders = all_orders[(by_stack == by_stack[:, :, :1]).all(axis=(1, 2))]  # orders that keep stacks together
+    orders = all_orders[(by_stack == by_stack[:, :, :1]).all(axis=(1, 2))]  # keep columns of a stack together
     powers = size ** np.arange(size - 1, -1, -1, dtype=np.int64)
     found: set[int] = set()
     codes, kinds, entries = [], [], []

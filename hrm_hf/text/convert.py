@@ -56,7 +56,7 @@ DROPPED = re.compile(
     r"|layers\.\d+\.[HL]_module\.attn\.rotary_emb\.inv_freq"
 )
 LEARNED_POSITIONS = re.compile(r"pos(ition)?_embeddings?\.weight")
-WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # prefixes that DDP, torch.compile and heads add
+WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # name prefixes from DDP, torch.compile and heads
 
 WHY_OUTPUTS_DIFFER = (
     "these are starting weights for training, not a converted model: outputs cannot match the original's, which "
@@ -130,7 +130,7 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
         )
     units = {int(match[1]) for name in state if (match := re.match(r"layers\.(\d+)\.", name))}
     if units != set(range(len(units))) or not units:
-        raise ValueError(f"{file} has units {sorted(units)}; expected layers.0 to layers.N-1")
+        raise ValueError(f"{file} has layers {sorted(units)}; expected layers.0 to layers.N-1")
     embeddings = state["token_embeddings.weight"].float()
     optional = {name: original[name] for name in ("H_cycles", "L_cycles") if name in original}
     cycles = {"H_cycles": HrmLmConfig.H_cycles, "L_cycles": HrmLmConfig.L_cycles, **optional}

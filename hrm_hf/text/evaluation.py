@@ -46,7 +46,7 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
     """
     device = options.device and chosen_device(options.device)
     if device and ":" in device and not device.endswith(":0"):
-        raise UsageError(f"device={device}: must be the first GPU; choose it with CUDA_VISIBLE_DEVICES", "--device")
+        raise UsageError(f"device={device}: must have index 0; for another GPU, set CUDA_VISIBLE_DEVICES", "--device")
     thinking = {"num_segments": options.num_segments} if options.num_segments else {}
     thinking |= options.halting
     config = load_config(options.model, LANGUAGE_MODEL)

@@ -195,7 +195,7 @@ class PostTrainingRun(TrainingRun):
         return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out} to evaluate on"
 
     def save_options(self) -> None:
-        """Save the options in recipe.yaml, without a derived one that GRPOConfig would reject in the next run."""
+        """Save the options in recipe.yaml, except a derived option that GRPOConfig would reject in the next run."""
         model_args, data_args, args, *others = self.options
         if isinstance(args, GRPOConfig):
             args = copy.copy(args)

@@ -151,7 +151,7 @@ class Connection(H11Protocol):
 
 
 class Server(Serve):
-    """`transformers serve` with an application that is served by `run` instead of the constructor."""
+    """`transformers serve`, except that `run`, not the constructor, serves the application."""
 
     _thread = None  # there is no server thread that `kill_server` could wait for
 

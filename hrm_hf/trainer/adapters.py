@@ -166,7 +166,7 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
     for wrapper in adapted.modules():
         if isinstance(wrapper, ModulesToSaveWrapper):
             for copied in wrapper.modules_to_save.values():
-                if "config" in vars(copied):  # a copied head would miss later changes to the config
+                if "config" in vars(copied):  # otherwise, the copy would miss later changes to the config
                     copied.config = model.config
     return adapted
 

@@ -219,7 +219,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         super().log(logs, start_time)
 
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
-        """Evaluate the averaged weights, and add the means of our metrics over the items of all processes.
+        """Evaluate the averaged weights, and add our metrics, averaged over the data of all processes.
 
         `PREFIX_loss` is also such a mean, and excludes the trainer's label smoothing.
         """
@@ -261,7 +261,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         if filled.item() < 1:
             self._ended = epoch_iterator
             return [], None
-        if hasattr(self.data_collator, "at_step"):  # select the part of the batch for the current training phase
+        if hasattr(self.data_collator, "at_step"):  # select or augment rows, depending on the step
             batches = [self.data_collator.at_step(batch, self.state.global_step) for batch in batches]
         return batches, self._get_num_items_in_batch(batches, device)
 

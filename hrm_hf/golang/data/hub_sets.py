@@ -121,7 +121,7 @@ def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped:
 def _functions(
     code: str, doc: str | None, identity: str, shared: dict[str, Any], dropped: Dropped
 ) -> Iterator[dict[str, Any]]:
-    """Yield records for a text's documented functions or, given `doc`, for its first function with this comment."""
+    """Yield records for documented functions in `code` or, given `doc`, one for its first function and `doc`."""
     reason = text_problem(code, doc or "")
     if reason or GENERATED.search(code[:5000]):
         dropped.add(reason or "generated", identity)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 5
-MAX_SENTENCE_STEPS = 2  # maximum number of steps taken from a doc comment's sentences after the first
+MAX_SENTENCE_STEPS = 2  # maximum number of steps taken from the later sentences of a doc comment
 MAX_STEP = 80  # characters
 DERIVED = "derived: "
 TASK_INTENTS = {

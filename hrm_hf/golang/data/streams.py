@@ -196,7 +196,7 @@ class GoStreamBuilder:
         return tail
 
     def _add_code(self, tail: _Tail, record: dict[str, Any], code: str, what: str) -> None:
-        """Append an attempt, and label its code if `what` is "code" (the solution)."""
+        """Append an attempt. Its code gets labels only if it is the solution (`what` is "code")."""
         prefix = record["code_prefix"] or ""
         if not code.startswith(prefix):
             raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: must be the beginning of the {what}")

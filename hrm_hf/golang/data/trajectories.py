@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Validator = Callable[[Sequence[str]], list[Feedback]]
 
 # Probabilities of zero, one, two and three failed attempts before the solution. The mean is two, so a third of the
-# decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
+# decisions are DONE; after zero, one or two failures, the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
 SYNTAX_ONLY = 0.5  # with the oracle "types": fraction of trajectories whose verdicts omit type errors
 NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, so the model can also work without a validator

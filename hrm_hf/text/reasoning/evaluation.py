@@ -27,7 +27,7 @@ from .build import INFO_FILE, PAD_ID, ReasoningInfo, Rows, load_reasoning_info, 
 
 
 SPLITS = ("test", "beyond")
-OWN = "own"  # value of `passes` in results if the model chooses the number of passes or has a fixed one
+OWN = "own"  # value of `passes` in results if the model, not the user, determines the number of passes
 
 
 def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class MontySession:
                 code, external_lookup=self.functions, print_callback=lambda _, text: write(text)
             )
             while not isinstance(step, self.monty.MontyComplete):
-                if time.monotonic() > deadline:  # the worker's own clock stops while our functions run
+                if time.monotonic() > deadline:  # the worker's own limit does not count our functions' time
                     raise CapReachedError("max_wall_seconds")
                 step = self._answer(step)
         except (self.monty.MontyError, RecursionError, OverflowError, MemoryError) as error:

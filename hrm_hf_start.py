@@ -81,7 +81,7 @@ def start_script(extra: str | None = None) -> None:
     atexit.register(gc.freeze)
     start_program()
     if {"-h", "--help"} & set(sys.argv[1:]):
-        sys.modules.update(dict.fromkeys(NOT_NEEDED_FOR_HELP))  # None makes an import fail, as if not installed
+        sys.modules.update(dict.fromkeys(NOT_NEEDED_FOR_HELP))  # a module whose entry is None cannot be imported
 
 
 def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

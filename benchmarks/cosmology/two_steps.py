@@ -62,7 +62,7 @@ class TwoStepRun(RegressionRun):
         )
 
     def filtered(self, parts: list[MapSet], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Join `parts` and return their Wiener maps [N, P, S, S] and their labels [N, T]."""
+        """Return the Wiener maps [N, P, S, S] and the labels [N, T] of all rows in `parts`."""
         maps = [estimate_maps(self.estimator, part, BATCH)[0] for part in parts]
         labels = [np.stack([part.labels[name] for name in names], axis=1) for part in parts]
         return np.concatenate(maps), np.concatenate(labels)

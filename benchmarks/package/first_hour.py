@@ -255,7 +255,7 @@ def limits(seconds: dict[str, int], clone: Path, environment: dict[str, str]) ->
 
 
 def core_of(venv: Path) -> dict[str, Any]:
-    """Return a row with the size of the virtual environment."""
+    """Print the size and package count of the virtual environment, and return them as a row of the report."""
     megabytes = sum(file.stat().st_size for file in venv.glob("lib/**/*") if file.is_file()) / 1e6
     packages = len(list(venv.glob("lib/python*/site-packages/*.dist-info")))
     said = f"{megabytes:,.0f} MB, {packages} packages"

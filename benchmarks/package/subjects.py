@@ -36,7 +36,7 @@ BATCH = 8
 
 @dataclass
 class Puzzles:
-    """Boards from the test split of a data set."""
+    """Evaluate a puzzle model on boards from the test split of a data set."""
 
     folder: str | Path
     data: str | Path
@@ -77,7 +77,7 @@ class Puzzles:
 
 @dataclass
 class CausalLm:
-    """Rows from the end of a text, each as long as the model's training rows."""
+    """Evaluate a causal language model on the end of a text, in rows as long as its training rows."""
 
     folder: str | Path
     data: str | Path
@@ -186,7 +186,7 @@ def bits(nats: list[float], sizes: list[int]) -> float:
 
 @dataclass
 class Regressor:
-    """Maps from the test split of a data set, to measure a regressor."""
+    """Evaluate a regressor on maps from the test split of a data set."""
 
     folder: str | Path
     data: str | Path

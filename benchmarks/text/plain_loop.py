@@ -212,7 +212,7 @@ def train_together(arms: dict[str, dict], seeds: list[int], steps: int, save) ->
     for name in arms:
         for seed in seeds:
             runs[f"{name} seed {seed}"] = GraphedRun(arms[name], seed, steps)
-    print(f"{len(runs)} runs recorded after {time.perf_counter() - started:.0f} s", flush=True)
+    print(f"{len(runs)} runs captured as CUDA graphs after {time.perf_counter() - started:.0f} s", flush=True)
     for step in range(1, steps + 1):
         for run in runs.values():
             run.replay()

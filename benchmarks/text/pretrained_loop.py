@@ -1,4 +1,4 @@
-"""Loop layers of a pretrained language model, and measure the loss without and with further training.
+"""Run layers of a pretrained language model in a loop; measure the loss without and with further training.
 
     python -m benchmarks.text.pretrained_loop --model FOLDER --gguf_file FILE --text train.txt valid.txt \\
         [--only table adapters full] [--device cuda] [--quick] [--out DIR]

@@ -226,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """Return a row of COLUMNS per layer: the gains of its maps and of the product of all maps so far."""
+    """Return a row of COLUMNS per layer: gains and smallest column sum of H_res, and gains of the product so far."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]

@@ -59,7 +59,7 @@ def _spare_cpu(model: str) -> None:
     config, adapter = (Path(model, each) for each in CONFIGS)
     plain = config.is_file() and not adapter.is_file() and "quantization_config" not in load_json(config)
     if plain and "torch" not in sys.modules:
-        sys.modules.update(dict.fromkeys(NOT_NEEDED_TO_SOLVE))  # importing a module whose entry is None fails
+        sys.modules.update(dict.fromkeys(NOT_NEEDED_TO_SOLVE))  # a module whose entry is None cannot be imported
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

@@ -112,7 +112,7 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "logging_steps": max(1, min(10, steps // 10)),
         # Evaluate once halfway if there is time. The run also evaluates at the end.
         "eval_steps": steps // 2 + 1 if options.minutes >= QUICK else steps + 1,
-        "validation_frequency": 0,  # no validation during training; the demo generates code only afterwards
+        "validation_frequency": 0,  # generates no code during training; the demo does so afterwards
         "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
         "output_dir": out,
     }

@@ -81,7 +81,7 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
     limit: int | None = option("Use at most N records, N trajectories, and N tasks per test set.", None, min=1)
-    max_iterations: int = option("Maximum refinement attempts, and number of baseline samples.", 3, min=1, max=5)
+    max_iterations: int = option("Maximum refinement attempts; the baseline draws as many samples.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
     samples: int = option("Samples per benchmark task; 1 uses greedy decoding.", 1, min=1)
     batch_size: int = option("Sequences per batch.", 8, min=1)

@@ -37,7 +37,7 @@ class GoCoderTrainer(CausalLMTrainer):
             if value is None:
                 continue
             if not has_ability(model, "refinement"):
-                raise ValueError(f"{name}={value}: {type(model).__name__} has no such weight; omit the option")
+                raise ValueError(f"{name}={value}: {type(model).__name__} has no such loss; omit the option")
             setattr(model.config, name, value)
 
     def compute_loss(self, model, inputs, *args: Any, **kwargs: Any):

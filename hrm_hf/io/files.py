@@ -83,7 +83,7 @@ def local_files(source: str) -> list[Path]:
 
 
 def visible_files(folder: str | Path, pattern: str = "*") -> list[Path]:
-    """Return the files below a folder that match a pattern, sorted. Skip what `is_hidden` matches."""
+    """Return the files below a folder that match a pattern, sorted. Skip hidden files and folders (`is_hidden`)."""
     found = (path for path in Path(folder).rglob(pattern) if path.is_file())
     return sorted(path for path in found if not any(map(is_hidden, path.relative_to(folder).parts)))
 
@@ -422,7 +422,8 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # unlink before releasing, so that waiting processes notice
+            # Delete the file before releasing the lock. A process waiting for it notices this, and locks a new file.
+            (out / BUILD_LOCK).unlink(missing_ok=True)
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir fails if the folder contains the files of a finished build

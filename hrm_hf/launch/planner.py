@@ -301,7 +301,7 @@ def plan_launch(
 
 
 def step_options(recipe, given, shape: ModelShape | None, devices: Sequence[Device], strategy="ddp") -> dict[str, Any]:
-    """Return the keyword arguments of `training_memory` for a step on these devices."""
+    """Return the keyword arguments of `training_memory` for a training step on `devices`."""
     capable = min(device.capability for device in devices) >= BF16_CAPABILITY
     step = {"bf16": given.get("bf16", capable), "processes": len(devices), "strategy": strategy}
     usable = usable_memory(min(device.memory for device in devices), devices[0].kind)
@@ -315,7 +315,7 @@ def block_size_of(values: dict[str, Any]) -> int:
 
 
 def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: int, most: int) -> tuple[int, int]:
-    """Return sequences per device (at most `most`, unless a flag or the guide sets them) and accumulation steps."""
+    """Return sequences per device (at most `most`, unless set by a flag or --batch_table) and accumulation steps."""
     batch, target = given.get("per_device_train_batch_size"), given.get("global_batch_size", base)
     if options.batch_table == "guide":
         listed = guide_batch(options.model, processes)

@@ -186,7 +186,8 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
     """Infers the posterior of cosmological parameters from maps."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the base model's modules
-    # Modules that quantizers skip. They end in ".*", because transformers' tests reject names that are in both lists.
+    # Modules that quantizers skip. They end in ".*", because transformers' tests reject names that are also in
+    # `_keep_in_fp32_modules_strict`.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):

@@ -452,7 +452,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         plan = self.plan(tokens, schedule=schedule, **options)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:
-            use_cache = bool(use_cache)  # off by default: training does not need a cache for M segments
+            use_cache = bool(use_cache)  # off by default, because training does not need a cache
         kwargs |= {"use_cache": use_cache, "plan": plan, "output_segment_hidden_states": every}
         outputs: HrmLmModelOutput = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **kwargs

@@ -132,7 +132,7 @@ class PosteriorHead(Float32Buffers):
         expected = [posterior.loc.shape[0], self.shape[1]]
         if list(labels.shape) != expected:
             raise ValueError(
-                f"labels has shape {list(labels.shape)}: must be {expected}, targets {self.config.target_names}"
+                f"labels has shape {list(labels.shape)}: must be {expected}, with columns {self.config.target_names}"
             )
         u, log_slope = self.normalize(labels)
         residual = (u.unsqueeze(1) - posterior.loc).unsqueeze(-1)

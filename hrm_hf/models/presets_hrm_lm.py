@@ -12,7 +12,7 @@ LOOP = {
 
 # Additional fields that make a loop equivalent to an architecture of llama.cpp (docs/gguf.md)
 NANBEIGE = {"input_injection": "none", "attention_gate": False, "norm_affine": True}
-HRM_TEXT = {"coda_input": "state+input"}  # needs a loop without a prelude, and a coda with as many layers as the loop
+HRM_TEXT = {"coda_input": "state+input"}  # requires prelude_layers=0 and coda_layers=num_l_layers
 
 # Additional fields of a loop for tasks that take many steps, chosen with benchmarks/text/plain_loop.py
 TASKS = {"norm_position": "sandwich", "qk_norm": True, "embedding_scale": 1.0, "halt_max_steps": 6}

@@ -112,7 +112,7 @@ def puzzles_from_source(
 
 
 def _symbols_of(boards: list[str]) -> list[str]:
-    """Return padding and the boards' symbols: words if all lines have equally many (at least two), else characters."""
+    """Return padding and the boards' symbols: words if all lines have the same word count > 1, else characters."""
     counts = {len(line.split()) for board in boards for line in board.splitlines()}
     split = str.split if len(counts) == 1 and counts != {1} else lambda board: cells_of(board, (" ",))
     symbols = sorted({cell for board in boards for cell in split(board)}, key=lambda symbol: (len(symbol), symbol))

@@ -82,7 +82,7 @@ def _large_boards(text: str, size: int | None) -> Iterator[str | dict[str, str]]
 
 
 def _large_cells(words: list[str], lengths: Collection[int]) -> list[str] | None:
-    """Return the cells in a line's words, "." for blanks, or None if their number is not in `lengths`."""
+    """Return a line's cells, with "." for blanks, or None if the line is not a row with a length in `lengths`."""
     size = next((n for n in (len(words), sum(map(len, words))) if n in lengths), None)
     if size is None:
         return None

@@ -93,7 +93,7 @@ class KenKenTask(PuzzleTask):
             cells = self.digits[cages == cages[place]]
             options = _options(int(board[self.clues[place]]), len(cells), n)
             differs = (board[cells] > OPEN) & (options != board[cells])
-            # An option allows its digit in a cell if it matches the digits entered in all other cells of the cage.
+            # A combination allows its digit in a cell if it agrees with the digits entered in the cage's other cells.
             agrees, cell = np.nonzero(differs.sum(axis=1, keepdims=True) == differs)
             possible = np.zeros((len(cells), self.vocab_size), dtype=bool)
             possible[cell, options[agrees, cell]] = True

@@ -297,7 +297,7 @@ class BuildMaze(BuildPuzzles):
     height: int | None = option("Number of rows. [default: 30 for generate; inferred for square mazes]", None, min=3)
     width: int | None = option("Number of columns; same default as --height.", None, min=3)
     openings: float | None = option(
-        "When generating: share of inner walls to open. [default: 0.05]", None, min=0, max=1
+        "When generating: fraction of inner walls to open. [default: 0.05]", None, min=0, max=1
     )
     min_path_length: int = option("Minimum number of steps from S to G; 110 makes 30x30 mazes hard.", 1, min=1)
     aug: bool = option("Add the 7 symmetric copies of each training maze.", False)

@@ -197,7 +197,7 @@ def _fields_of(architecture: str) -> dict[str, Any]:
 
 
 def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -> None:
-    """Raise ValueError if `arch.name` names an architecture other than this one. Warn if it is unknown."""
+    """Raise ValueError if `arch.name` is the name of another architecture. Warn if the name is unknown."""
     known = {family.original_name.split("@")[1]: key for key, family in ARCHITECTURES.items()}
     class_name = str(arch.get("name", "")).split("@")[-1]
     key = known.get(class_name)

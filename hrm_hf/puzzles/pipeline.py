@@ -90,7 +90,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         self._fitted = {model.config.seq_len: (model, self.puzzle_task)}
 
     def fitted(self, seq_len: int) -> tuple[Any, PuzzleTask]:
-        """Return the model and the task for boards with this number of cells. All these models share their weights."""
+        """Return the model and the task for boards with `seq_len` cells. Models of all sizes share their weights."""
         if seq_len not in self._fitted:
             model = self.model.for_board(**self.puzzle_task.board_fields(seq_len))
             self._fitted[seq_len] = model, puzzle_task(model.config)

@@ -127,7 +127,7 @@ class BuildReasoning(Options):
         "Difficulty of the beyond split, or none. [default: up to twice the training maximum]", None
     )
     answers: Literal["all", "last"] | None = option(
-        "Which results each question asks for: those of all steps, or the last.", None
+        "all: ask for the result of every step; last: ask only for the last result.", None
     )
     num_train: int = option("Number of training rows.", 100_000, min=1)
     num_validation: int = option("Number of validation rows.", 1000, min=0)

@@ -91,7 +91,7 @@ class Gate:
         schema, lengths = ROUTES[path]
         body = parse(schema, raw)
         if body.setdefault("model", self.options.model) != self.options.model:
-            raise Rejection(404, f"model={body['model'][:80]!r}: is not served here; remove it", "model")
+            raise Rejection(404, f"model={body['model'][:80]!r}: is not served here; omit this field", "model")
         if not lengths:
             return json.dumps(body).encode()
         generation = parse(GENERATION, body.get("generation_config", "{}"), "generation_config")

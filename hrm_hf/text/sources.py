@@ -113,7 +113,7 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
         )
     except DatasetGenerationError as error:  # raised by `datasets` for an error in our reader
         raise (error.__cause__ or error) from None
-    except ValueError as error:  # the error that `datasets` raises for an empty file does not name it
+    except ValueError as error:  # raised by `datasets` for an empty file, without its name
         if next(iter(reader(**options)), None) is not None:
             raise
         raise ValueError(f"{path} contains no text") from error

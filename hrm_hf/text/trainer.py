@@ -239,7 +239,7 @@ class CausalLMTrainer(HrmTrainer):
         logs = {"tokens_per_second": tokens / seconds}
         if tokens:
             logs |= self._token_means(sums, tokens, smoothed=self.label_smoother is not None)
-            del logs["loss"]  # Trainer logs the loss itself, as a mean over steps
+            del logs["loss"]  # Trainer already logs the loss, as a mean over steps
         return logs
 
     @staticmethod

@@ -273,7 +273,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         if resume_from_checkpoint is None or num_train_epochs != sys.maxsize:
             return epochs, batches
         saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
-        # If the length is unknown, `epoch` is finished epochs + (steps in the current epoch) / max_steps.
+        # If the epoch length is unknown, `epoch` is finished epochs + (steps in the current epoch) / max_steps.
         batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
         return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
 

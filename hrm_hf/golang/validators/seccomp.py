@@ -100,7 +100,7 @@ def _rules(processes: bool) -> dict[str, list[bytes]]:
         "fcntl": [*_argument(1), *_only(*_FCNTL)],
         "ioctl": [*_argument(1), *_only(*_IOCTL)],
         "arch_prctl": [*_argument(0), *_only(_ARCH_SET_FS)],
-        "prlimit64": [*_argument(0), *_only(0)],  # a process can change only its own limits
+        "prlimit64": [*_argument(0), *_only(0)],  # a process may change only its own limits
         "prctl": [*_argument(0), *_only(_PR_SET_VMA), _step(_GIVE, _EINVAL)],
     }  # fmt: skip
 

@@ -30,7 +30,7 @@ BLANK = "_"  # position at which the model predicts an answer
 STEP = "|"  # token before each step of a question that asks only for the last result
 DIGITS = tuple("0123456789")
 # Each arrow is a single word, and each node has one word as a start and another as an answer. Otherwise small models
-# need many times as many training steps to learn the lookup.
+# need many times as many training steps to learn to follow the arrows.
 ARROWS = tuple(f"{node}>{to}" for node in range(MAX_NODES) for to in range(MAX_NODES))
 STARTS = tuple(f"from{node}" for node in range(MAX_NODES))
 NODES = tuple(f"at{node}" for node in range(MAX_NODES))

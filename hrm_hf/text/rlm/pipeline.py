@@ -124,7 +124,7 @@ class RlmPipeline(Pipeline):
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
         if kwargs:
-            raise TypeError(f"RlmPipeline does not accept {sorted(kwargs)} here; pass caps when calling the pipeline")
+            raise TypeError(f"RlmPipeline does not accept {sorted(kwargs)} here; pass RlmCaps fields when calling it")
         return {}, {}, {}
 
     preprocess = _forward = postprocess = None  # required by the base class; `__call__` does everything
@@ -360,7 +360,7 @@ class ChatModel:
         return REPLY if self.window is None else max(1, min(REPLY, self.window // 4))
 
     def prompt_budget(self, max_new_tokens: int) -> int | None:
-        """Return a prompt's maximum of tokens, or None. Raise ValueError if the reply alone fills the window."""
+        """Return the token limit of a prompt, or None for no limit. Raise ValueError if the reply fills the window."""
         if self.window is not None and max_new_tokens >= self.window:
             raise ValueError(f"max_new_tokens={max_new_tokens}: must be below the context window of {self.window}")
         return None if self.window is None else self.window - max_new_tokens

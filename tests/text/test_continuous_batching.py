@@ -137,7 +137,7 @@ def test_batches_reject_a_go_coder_with_two_stacks():
         tiny_go.model().generate_batch(texts(5))
 
 
-@pytest.mark.xfail(strict=True, reason="transformers 5.23 keys all visits of a layer by the same layer_idx")
+@pytest.mark.xfail(strict=True, reason="transformers 5.23 keys all visits to a layer by the same layer_idx")
 def test_hrm_text_gives_the_tokens_of_generate():
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16, "vocab_size": 50}

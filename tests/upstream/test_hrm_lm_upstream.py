@@ -32,13 +32,13 @@ class HrmLmUpstreamTest(CausalLMTests, unittest.TestCase):
         self.assertEqual((config.num_h_layers + config.num_l_layers, config.num_hidden_layers), (2, 12))
 
     def _prepare_config_and_inputs_for_retain_grad_hidden_states_attentions(self):
-        """Overridden: every visit of a layer carries gradients, unlike the default."""
+        """Overridden: every visit to a layer carries gradients, unlike the default."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         config.bp_steps, config.detach_between_segments = config.stack_passes, False
         return config, inputs
 
     def check_training_gradient_checkpointing(self, gradient_checkpointing_kwargs=None):
-        """Overridden: one segment. Upstream's mock recomputes every visit of a layer with the arguments of its last
+        """Overridden: one segment. Upstream's mock recomputes every visit to a layer with the arguments of its last
         visit, which keep keys from other segments. `test_hrm_lm_gradients.py` tests several segments."""
         with patch.dict(self.model_tester.fields, {"halt_max_steps": 1}):
             super().check_training_gradient_checkpointing(gradient_checkpointing_kwargs)

@@ -89,7 +89,7 @@ class PuzzleAttention(nn.Module):
         self.num_heads, self.head_dim = num_heads or config.num_attention_heads, head_dim or config.head_dim
         self.scaling = self.head_dim**-0.5
         self.dropout = getattr(config, "attention_dropout", 0.0)
-        self.rotary_parts = config.rotary_parts  # reading a field of the config takes microseconds
+        self.rotary_parts = getattr(config, "rotary_parts", 1)  # reading a config field takes microseconds
         linear, width = linear_class(config), self.num_heads * self.head_dim
         self.qkv_proj = linear(config.hidden_size, 3 * width, bias=False)
         self.o_proj = linear(width, config.hidden_size, bias=False)

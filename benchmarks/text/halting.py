@@ -109,7 +109,7 @@ def read_rows(args) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def token_ids(path: str | None, args) -> np.ndarray:
-    """Return a text's byte ids, or its token ids if the first checkpoint has a larger vocabulary than bytes need."""
+    """Return a text's byte ids, or its token ids if the first checkpoint's vocabulary is larger than that of bytes."""
     ids = text_file(path, "valid", args.quick)
     if args.quick:
         return ids

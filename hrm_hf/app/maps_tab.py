@@ -330,7 +330,7 @@ def galaxies_of_training(config) -> int:
 
 
 def map_errors(maps: np.ndarray, kappa: np.ndarray, where: np.ndarray | None = None) -> np.ndarray:
-    """Return rms errors [N] of maps [N, P, S, S], divided by the rms of `kappa` [P, S, S], over pixels `where`."""
+    """Return the rms errors [N] of maps [N, P, S, S], relative to the rms of `kappa` [P, S, S], in pixels `where`."""
     pairs = MassMaps(np.broadcast_to(kappa, maps.shape), maps)
     error, signal = squared_errors(pairs, None if where is None else where[None])
     return np.sqrt(error / signal)

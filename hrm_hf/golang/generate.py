@@ -125,7 +125,7 @@ def _first_text(tokenizer: Any, show: Callable[[str], None]):
 
 
 def tasks_of(options: WriteGo) -> list[dict[str, Any]]:
-    """Return {"prompt", "prefix", "context": (path, text)} for each prompt or record."""
+    """Return a dict with the keys "prompt", "prefix" and "context" (path and text) for each prompt or record."""
     if options.records is None:
         prefixes = options.prefix or [""] * len(options.prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(options.prompts, prefixes)]

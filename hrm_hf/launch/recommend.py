@@ -22,7 +22,7 @@ from .planner import ASSUMED_GPU, Device, block_size_of, config_of, known_models
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
-LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original projects' batches; larger ones are untested
+LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original projects' batch sizes; larger ones are untested
 WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; 1 for lm, which accumulates gradients
 RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
 COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_single_gpu"}

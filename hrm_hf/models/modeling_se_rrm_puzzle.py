@@ -1,4 +1,4 @@
-"""SE-RRM: a symbol-equivariant recurrent reasoner (arXiv 2603.02193, code MIT).
+"""SE-RRM: a symbol-equivariant recurrent reasoner (arXiv 2603.02193, code under the MIT license).
 
 The state z [B, V, T, D] has a vector for every symbol v at every position t, including positions after the board.
 

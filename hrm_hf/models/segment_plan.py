@@ -19,8 +19,8 @@ from .early_exit import EXIT_CRITERIA, DrawnExit, ExitCriterion, SegmentState
 from .recurrent_cache import validate_slots
 
 
-# Maximum random number of segments, as a multiple of the mean, to keep a single draw from exhausting memory. In a
-# large batch, some token always draws the maximum, so the limit per token is lower.
+# Upper limits of a random number of segments, as multiples of its mean, so that a single draw cannot exhaust memory.
+# In a large batch, some token always reaches the limit, so the limit per token is lower.
 MOST_SAMPLED, MOST_SAMPLED_PER_TOKEN = 4, 2
 
 

@@ -14,7 +14,7 @@ def _setting(help: str, default: Any, min: float | None = None, max: float | Non
 
 @dataclass(kw_only=True)
 class SolveSettings:
-    """Settings for solving a batch of boards. Each field has a help text and inclusive bounds.
+    """Settings for solving a batch of boards. Each field has help text and inclusive bounds.
 
     Notes:
         min_confidence: a model prefers to halt once its answer is probably correct; a higher threshold costs more

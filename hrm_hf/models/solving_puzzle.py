@@ -165,7 +165,10 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Return a copy of `found` in which each field is `change(value, row axis, *values in others)`."""
+    """Return a copy of `found` with `change` applied to each field.
+
+    Its arguments are the field's value, the axis of the rows in it, and the values of the field in `others`.
+    """
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:

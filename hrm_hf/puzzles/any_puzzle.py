@@ -31,7 +31,7 @@ MOST_SYMBOLS = 126  # limited by int8, the dtype of saved tokens
 def describe(
     kind: type[PuzzleTask], shape: tuple[int, int] | None = None, symbols: list[str] | None = None
 ) -> tuple[PuzzleInfo, PuzzleTask]:
-    """Return a data set's description and its task. Tasks that define no symbols use `symbols`."""
+    """Return a data set's description and its task. `symbols` is for tasks that define no symbols."""
     shape, symbols = shape or kind.default_shape, list(kind.symbols) or symbols
     if shape is None:
         raise ValueError(f"height=None, width=None: task {kind.name!r} has no default size; pass --height and --width")

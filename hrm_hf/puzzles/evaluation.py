@@ -49,7 +49,7 @@ from .tasks import PuzzleTask
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
 MOST_VALUES = 36  # a difficulty measure with at most this many distinct values has one bin per value
-NUM_BINS = 8  # number of bins for measures with more distinct values; the bins have similar sizes
+NUM_BINS = 8  # number of bins, of similar sizes, for measures with more than MOST_VALUES values
 MOST_WRONG = 1 / 1000  # maximum fraction of wrong answers among those that a model is sure of
 CALIBRATION_BINS = 10  # number of confidence bins
 

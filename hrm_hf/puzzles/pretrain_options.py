@@ -256,7 +256,7 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_flags(words: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into `key=value` words (original keys) and flags with values (ours), in any order.
+    """Split arguments, in any order, into `key=value` words (original keys) and flags with values (our options).
 
     After a flag, `a=b` is its value unless `a` is in `keys`; only values of --optim_args may have such names.
     """

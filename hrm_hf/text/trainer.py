@@ -31,8 +31,8 @@ PART_COUNTS = {
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# Inputs that determine which tokens metrics count. Each maps to the value that excludes a token; rows that accelerate
-# repeats are filled with it.
+# Inputs that determine which tokens the metrics count. Each maps to the value that excludes a token; the rows that
+# Accelerate adds to fill the last batch get this value.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }

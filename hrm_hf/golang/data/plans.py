@@ -89,7 +89,7 @@ def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
 
 
 def doc_plan(doc: str, name: str, targets: list[str], derived: list[str], task: str = "write") -> dict[str, Any]:
-    """Return the plan for a declaration: its verb class, sentences of `doc` after the first, and `derived` steps."""
+    """Return a declaration's plan: steps from the first verb and later sentences of `doc`, then from `derived`."""
     later = [part for part in sentences(doc)[1:] if len(part) > 3][:MAX_SENTENCE_STEPS]
     remaining = MAX_STEPS - 1 - len(later)
     return plan_of(task, targets, [verb_class(doc, name), *later, *derived[:remaining]])

@@ -30,7 +30,7 @@ CI = {"success": True, "passed": True, "failure": False, "failed": False}
 def pull_request_records(
     path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield records from a `.jsonl` or `.jsonl.gz` file in either format of the module docstring.
+    """Yield records from a `.jsonl` or `.jsonl.gz` file in either of the formats in the module docstring.
 
     The group is the repository. A record has an attempt only if its syntax or test result is known; solutions with
     failed tests are dropped. `dropped` counts pull requests and files without a record.

@@ -208,7 +208,7 @@ def problem_text(record: dict[str, Any]) -> str:
 
 
 def spread(rows: list, limit: int | None) -> list:
-    """Return `limit` evenly spaced rows, because neighboring rows are often from the same package."""
+    """Return `limit` evenly spaced rows. Neighboring rows are often from the same package."""
     if limit is None or limit >= len(rows):
         return rows
     return [rows[index * len(rows) // limit] for index in range(limit)]

@@ -80,10 +80,15 @@ class Package:
             self.model.compile_act_step()
             self.model.compile_solve()
         sparse = SignSGD([self.model.model.puzzle_emb.weight], 1e-4, 1.0)
-        self.optimizer = CompositeOptimizer([sparse, AdamATan2(self.model.parameters(), **RATES)])
+        dense = AdamATan2(self.model.parameters(), **RATES)
+        if compiled:
+            dense.compile()
+        self.optimizer = CompositeOptimizer([sparse, dense])
 
     def train_step(self, batch):
-        outputs = self.model.train()(**batch, carry=self.carry)
+        if not self.model.training:
+            self.model.train()
+        outputs = self.model(**batch, carry=self.carry)
         self.carry = outputs.carry
         outputs.loss.backward()
         self.optimizer.step()
@@ -91,8 +96,10 @@ class Package:
         return outputs.loss.detach()
 
     def solve(self, batch, max_steps):
+        if self.model.training:
+            self.model.eval()
         ids = (batch["input_ids"], batch["puzzle_identifiers"])
-        return self.model.eval().solve(*ids, halt="fixed", max_steps=max_steps).predictions
+        return self.model.solve(*ids, halt="fixed", max_steps=max_steps).predictions
 
 
 def prepare(row: str, args: argparse.Namespace):

@@ -412,8 +412,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         with the number of inlined blocks (95 s instead of 28 s for HRM's 48 blocks on two cores). A cycle with
         gradients is one graph, so the gradients of its passes are summed in it. `compile_solve` compiles `solve`.
         """
-        kwargs = {"dynamic": False, **kwargs}
-        self.draw_without_inductor()
+        kwargs = {"dynamic": False, **self.inductor_options(kwargs)}
         levels = [module for module in self.model.children() if isinstance(module, ReasoningLevel)]
         blocks = (self.config.L_cycles + 1) * max(len(level.layers) for level in levels)  # of one cycle
         if blocks * self.config.H_cycles * (1 + self.has_continue_value) <= MAX_BLOCKS_IN_ONE_GRAPH:

@@ -20,7 +20,7 @@ from ..models.modeling_utils import uncompiled
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.adapters import MAGNITUDE
 from ..trainer.base import HrmTrainer
-from ..trainer.optim import CompositeOptimizer, SignSGD
+from ..trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
 from ..trainer.plots import plot_evaluation, plot_training
 from ..trainer.recipes import build_config, checked_overrides
 from ..trainer.run import TrainingRun
@@ -57,7 +57,7 @@ class PuzzleTrainer(HrmTrainer):
         """Apply --bf16 and --torch_compile to the model, without accelerate.
 
         The model casts its weights to the dtype of the activations, so autocast would only change the arithmetic. Only
-        the ACT step is compiled, excluding random draws and the sparse table rows.
+        the ACT step and the update by AdamATan2 are compiled, excluding random draws and the sparse table rows.
         """
         if args.fp16:
             raise ValueError("fp16=True: not supported for models with a carry; use --bf16 or float32")
@@ -94,6 +94,8 @@ class PuzzleTrainer(HrmTrainer):
             optimizers.append(SignSGD(sparse, lr=args.puzzle_emb_lr, weight_decay=args.puzzle_emb_weight_decay))
         if any(group["params"] for group in dense):
             optimizers.append(self.new_optimizer(dense))
+            if self.compile_options is not None and isinstance(optimizers[-1], AdamATan2):
+                optimizers[-1].compile(**self.compile_options)
         if not optimizers:
             raise ValueError("nothing to train: all weights are frozen and the model has no puzzle table")
         self.optimizer = CompositeOptimizer(optimizers)

@@ -56,6 +56,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     pipeline: ClassVar[str]  # name of the pipeline whose models this trainer accepts
     log_format: ClassVar[dict[str, str]] = {}  # format of each value in a progress line, in order
     average: WeightAverage | None = None
+    compile_options: dict[str, Any] | None = None  # arguments of `torch.compile`, with --torch_compile
     _eval_metrics: MetricAccumulator | None = None
     _step_loss: torch.Tensor | float = 0.0
     _ended: Any = None
@@ -93,7 +94,8 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         """Compile only the part of the model that training repeats, instead of the complete forward pass."""
         torch._dynamo.config.optimize_ddp = False  # True would split the compiled graph at DDP's buckets
         options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-        compile_it(**{name: value for name, value in options.items() if value is not None})
+        self.compile_options = {name: value for name, value in options.items() if value is not None}
+        compile_it(**self.compile_options)
         # Unset Trainer's compile options, because it compiles the complete forward pass if a backend is set.
         args.torch_compile, args.torch_compile_backend, args.torch_compile_mode = False, None, None
 

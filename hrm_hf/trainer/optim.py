@@ -26,35 +26,59 @@ class AdamATan2(torch.optim.Optimizer):
     kernel imoneoi/adam-atan2.
     """
 
+    _compiled: Callable | None = None
+
     def __init__(
         self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.1
     ):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
+    def compile(self, **kwargs: Any) -> None:
+        """Compile the update to one pass over the weights, passing keyword arguments to `torch.compile`."""
+        self._compiled = torch.compile(_adam_atan2, fullgraph=True, **kwargs)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._update(params, group)
+            by_step: dict[int, list[torch.Tensor]] = {}  # parameters that joined later have taken fewer steps
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                state["step"] += 1
+                by_step.setdefault(state["step"], []).append(p)
+            for step, params in by_step.items():
+                self._update(params, step, group)
 
-    def _update(self, params: list[torch.Tensor], group: dict) -> None:
-        (beta1, beta2), grads = group["betas"], [p.grad for p in params]
-        for p in params:
-            if not self.state[p]:
-                self.state[p].update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-            self.state[p]["step"] += 1
-        names = ("exp_avg", "exp_avg_sq", "step")
-        means, squares, steps = zip(*([self.state[p][name] for name in names] for p in params))
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_lerp_(means, grads, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, [math.sqrt(1 - beta2**step) for step in steps])
-        for p, mean, root, step in zip(params, means, roots, steps):
-            p.add_(torch.atan2(mean, root, out=root), alpha=-group["lr"] / (1 - beta1**step))
+    def _update(self, params: list[torch.Tensor], step: int, group: dict) -> None:
+        beta1, beta2 = group["betas"]
+        tensors = [params, [p.grad for p in params]]
+        tensors += [[self.state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq")]
+        scales = [
+            1 - group["lr"] * group["weight_decay"],
+            1 / math.sqrt(1 - beta2**step),
+            group["lr"] / (1 - beta1**step),
+        ]
+        if self._compiled is None:
+            _adam_atan2(*tensors, beta1, beta2, *scales)
+        else:  # as tensors, because a graph is compiled for each value of a number
+            self._compiled(*tensors, beta1, beta2, *torch.tensor(scales, dtype=torch.float32).unbind())
+
+
+def _adam_atan2(params, grads, means, squares, beta1: float, beta2: float, decay, root_scale, rate) -> None:
+    """Update lists of parameters and moments in place."""
+    torch._foreach_mul_(params, decay)
+    torch._foreach_lerp_(means, grads, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_mul_(roots, root_scale)
+    updates = [torch.atan2(mean, root) for mean, root in zip(means, roots)]
+    torch._foreach_mul_(updates, rate)
+    torch._foreach_sub_(params, updates)
 
 
 class SignSGD(torch.optim.Optimizer):

@@ -251,7 +251,7 @@ def test_overlapping_runs_in_threads_keep_the_compiler_enabled():
         return graph.forward
 
     compiled = torch.compile(lambda x: x.sin(), backend=count)
-    model, data = tiny.model("trm"), {"input_ids": tiny.batch()["input_ids"], "max_steps": 1, "choose": "rules"}
+    model, data = tiny.model("trm"), {"input_ids": tiny.batch()["input_ids"], "max_steps": 2, "choose": "rules"}
     inside, leave = threading.Event(), threading.Event()
 
     def first_in_first_out(rows, answers):

@@ -48,6 +48,19 @@ class ActCarry:
         data = {name[len(prefix) :]: value.to(device) for name, value in tensors.items() if name.startswith(prefix)}
         return cls(*(tensors[name].to(device) for name in ("z_H", "z_L", "steps", "halted")), current_data=data)
 
+    def split(self, size: int) -> list["ActCarry"]:
+        """Split the slots into carries of `size` slots."""
+        device = self.steps.device
+        parts = {name: value.split(size) for name, value in self.to_tensors().items()}
+        return [self.from_tensors(dict(zip(parts, values)), device) for values in zip(*parts.values())]
+
+    @classmethod
+    def join(cls, carries: list["ActCarry"]) -> "ActCarry":
+        """Invert `split`."""
+        parts = [carry.to_tensors() for carry in carries]
+        device = carries[0].steps.device
+        return cls.from_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, device)
+
 
 # torch.export only supports registered containers as inputs and outputs.
 torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__module__}.{ActCarry.__name__}")

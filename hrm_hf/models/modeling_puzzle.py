@@ -335,9 +335,44 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         explores = self.training and self.config.halt_max_steps > 1
         min_steps = self.sample_min_steps(carry) if explores else None
         rows = self.model.puzzle_rows(ids, len(ids))
-        carry, outputs, states = self.act_step(carry, incoming, rows, min_steps)
+        carry, outputs, states = self._act_step_in_parts(carry, incoming, rows, min_steps)
         wanted = self.wants_hidden_states(output_hidden_states)
         return PuzzleSolvingOutput(**outputs, carry=carry, hidden_states=states if wanted else None)
+
+    def _act_step_in_parts(self, carry, incoming, puzzle_rows, min_steps):
+        """Run `act_step` on parts of the batch that fit into a CPU's cache, and join the results."""
+        batch_size = len(carry.steps)
+        size = batch_size if torch.compiler.is_compiling() else self.rows_per_part(batch_size)
+        if size == batch_size:
+            return self.act_step(carry, incoming, puzzle_rows, min_steps)
+        count = batch_size // size
+        names, values = incoming.keys(), zip(*(value.split(size) for value in incoming.values()))
+        parts = [
+            self.act_step(*part)
+            for part in zip(
+                carry.split(size),
+                [dict(zip(names, each)) for each in values],
+                [None] * count if puzzle_rows is None else puzzle_rows.split(size),
+                [None] * count if min_steps is None else min_steps.split(size),
+            )
+        ]
+        carries, outputs, states = zip(*parts)
+        joined = {}
+        for name, first in outputs[0].items():
+            each = [output[name] for output in outputs]
+            if name == "metrics":
+                joined[name] = {metric: sum(metrics[metric] for metrics in each) for metric in first}
+            else:
+                joined[name] = torch.cat(each) if first.dim() else torch.stack(each).mean()
+        return ActCarry.join(carries), joined, tuple(torch.cat(each) for each in zip(*states))
+
+    def rows_per_part(self, batch_size: int) -> int:
+        """Return the rows per call of `act_step`: on a CPU, a divisor of the batch size that fits into the cache."""
+        most = self.boards_per_call
+        if self.device.type != "cpu" or batch_size <= most:
+            return batch_size
+        size = next(size for size in range(most, 0, -1) if batch_size % size == 0)
+        return size if 2 * size >= most else batch_size  # small parts would cost more than they save
 
     def act_step(
         self,

@@ -227,7 +227,7 @@ class PuzzleSolverMixin:
         if self.device.type != "cpu":
             return max(1, TOKENS_PER_CALL // self.config.seq_len)
         (*positions, _), _ = self.config.state_shapes(1)
-        width = max(getattr(module, "out_features", 0) for module in self.model.modules())
+        width = self.model.L_level.layers[0].mlp.gate_up_proj.out_features
         return max(1, CACHED_BYTES // (math.prod(positions) * width * self.compute_dtype.itemsize))
 
     def solve(

@@ -29,7 +29,8 @@ from ..report import machine, make_parser, write_report
 
 ROWS = {  # preset, boards per batch, training steps to compare, training steps per turn, ACT steps to solve
     "hrm-32-b4": ("hrm-small", 4, 20, 20, 4),
-    "hrm-32-b64": ("hrm-small", 64, 20, 2, 4),
+    "hrm-32-b64": ("hrm-small", 64, 12, 2, 4),
+    "hrm-32-b256": ("hrm-small", 256, 5, 1, 1),
     "hrm-27m-b8": ("hrm-27m", 8, 3, 1, 1),
     "trm-7m-b2": ("trm-7m", 2, 5, 1, 1),
     "trm-5m-mlp-b2": ("trm-5m-mlp", 2, 5, 1, 1),

@@ -18,7 +18,8 @@ from .settings_puzzle import SolveSettings
 
 
 RESIDUAL_WINDOW = 3  # number of most recent steps over which residuals are averaged
-CACHED_BYTES = 8 * 2**20  # maximum bytes of a layer's output per call on a CPU, to keep it in the cache
+CACHED_BYTES = 4 * 2**20  # maximum bytes of a layer's output per call on a CPU, to keep it in the cache
+EFFICIENT_POSITIONS = 1024  # positions per call on a CPU from which matrix products run at full speed
 TOKENS_PER_CALL = 65_536  # maximum cells per call on a GPU, to fit large puzzles with restarts into memory
 
 # Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].
@@ -221,14 +222,15 @@ class PuzzleSolverMixin:
     def boards_per_call(self) -> int:
         """Recommended number of boards per call to `solve`.
 
-        On a CPU, the widest layer has 8 MiB of output for these boards, which stay in the cache; on other devices,
-        the boards have 65,536 cells.
+        On a CPU, the widest layer has 4 MiB of output for these boards, which stay in the cache, but they have at least
+        1,024 positions; on other devices, they have 65,536 cells.
         """
         if self.device.type != "cpu":
             return max(1, TOKENS_PER_CALL // self.config.seq_len)
-        (*positions, _), _ = self.config.state_shapes(1)
-        width = self.model.L_level.layers[0].mlp.gate_up_proj.out_features
-        return max(1, CACHED_BYTES // (math.prod(positions) * width * self.compute_dtype.itemsize))
+        (*axes, _), _ = self.config.state_shapes(1)
+        positions, width = math.prod(axes), self.model.L_level.layers[0].mlp.gate_up_proj.out_features
+        cached = CACHED_BYTES // (positions * width * self.compute_dtype.itemsize)
+        return max(1, cached, EFFICIENT_POSITIONS // positions)
 
     def solve(
         self,

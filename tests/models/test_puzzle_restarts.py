@@ -122,7 +122,7 @@ def test_restarts_have_noise_by_default_unless_the_model_draws_numbers_itself(ru
 
 def test_runs_are_batched_up_to_boards_per_call(runs, monkeypatch):
     model = tiny.model("trm")
-    assert model.boards_per_call == 8 * 2**20 // ((2 + tiny.SEQ_LEN) * 512 * 4)
+    assert model.boards_per_call == 4 * 2**20 // ((2 + tiny.SEQ_LEN) * 512 * 4)  # of the widest layer's output
     monkeypatch.setattr(TrmPuzzleForSolving, "boards_per_call", 10)
     model.solve(**inputs(4), restarts=8, max_steps=1)
     model.solve(**inputs(16), restarts=3, max_steps=1)

@@ -222,8 +222,8 @@ class PuzzleSolverMixin:
     def boards_per_call(self) -> int:
         """Recommended number of boards per call to `solve`.
 
-        On a CPU, the widest layer has 4 MiB of output for these boards, which stay in the cache, but they have at least
-        1,024 positions; on other devices, they have 65,536 cells.
+        On a CPU, the widest layer's output for these boards has 4 MiB and stays in the cache, but the boards have at
+        least 1,024 positions; on other devices, they have 65,536 cells.
         """
         if self.device.type != "cpu":
             return max(1, TOKENS_PER_CALL // self.config.seq_len)

@@ -7,17 +7,10 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    eager_attention_forward,
-    rotate_half,
-)
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, eager_attention_forward
 
 from .configuration_hrm_go_coder import HrmGoCoderConfig
-from .recurrent_cache import layer_cache_view
-from .visited_attention import VisitedLlamaAttention
+from .visited_attention import VisitedLlamaAttention, rotate
 
 
 class HrmGoCoderCrossAttention(LlamaAttention):
@@ -32,9 +25,8 @@ class HrmGoCoderCrossAttention(LlamaAttention):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values [B, heads, S, head_dim] for planner states [B, S, C]."""
         shape = (*states.shape[:-1], -1, self.head_dim)
-        keys = self.k_proj(states).view(shape).transpose(1, 2)
-        values = self.v_proj(states).view(shape).transpose(1, 2)
-        return _rotated(keys, *position_embeddings), values
+        keys = rotate(self.k_proj(states).view(shape), *position_embeddings)
+        return keys, self.v_proj(states).view(shape).transpose(1, 2)
 
     def forward(
         self,
@@ -46,8 +38,7 @@ class HrmGoCoderCrossAttention(LlamaAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from hidden_states [B, T, C] to keys and values at S >= T stream positions."""
         shape = hidden_states.shape[:-1]
-        query = self.q_proj(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
-        query = _rotated(query, *position_embeddings)
+        query = rotate(self.q_proj(hidden_states).view(*shape, -1, self.head_dim), *position_embeddings)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -56,11 +47,6 @@ class HrmGoCoderCrossAttention(LlamaAttention):
             self, query, *keys_and_values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         return self.o_proj(output.reshape(*shape, -1)), weights
-
-
-def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary positions to queries or keys [B, heads, T, head_dim]."""
-    return states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
 
 
 class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
@@ -86,7 +72,9 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx)
+        first = config.cache_slots["generator"] + layer_idx
+        slots = [first + cycle * config.generator_layers for cycle in range(config.generator_cycles)]
+        self.self_attn = VisitedLlamaAttention(config, layer_idx, slots)
         self.cross_attn = HrmGoCoderCrossAttention(config, layer_idx)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -103,6 +91,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         cross_attention_mask: torch.Tensor | None = None,
         past_key_values=None,
+        visit: int = 0,
         **kwargs,
     ) -> torch.Tensor:
         attended, _ = self.self_attn(
@@ -110,6 +99,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
             position_embeddings=position_embeddings,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
+            visit=visit,
             **kwargs,
         )
         hidden_states = hidden_states + self.dropout(attended)
@@ -165,15 +155,10 @@ class HrmGoCoderGenerator(nn.Module):
         hidden_states: torch.Tensor,
         memory: list[tuple[torch.Tensor, torch.Tensor]],
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        past_key_values: Cache | None = None,
         **kwargs,
     ) -> torch.Tensor:
         """Map embeddings [B, T, C] to states [B, T, C], given `memory` from `keys_and_values`."""
-        first = self.config.cache_slots["generator"]
         for cycle in range(self.config.generator_cycles):
-            for index, layer in enumerate(self.layers):
-                cache = layer_cache_view(past_key_values, first + cycle * len(self.layers) + index)
-                hidden_states = layer(
-                    hidden_states, *memory[index], position_embeddings, past_key_values=cache, **kwargs
-                )
+            for layer, pair in zip(self.layers, memory):
+                hidden_states = layer(hidden_states, *pair, position_embeddings, visit=cycle, **kwargs)
         return self.norm(hidden_states)

@@ -30,6 +30,7 @@ import math
 from contextlib import nullcontext
 from itertools import accumulate, permutations
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -124,12 +125,13 @@ class HyperConnection(nn.Module):
         shape, n = streams.shape[:2], self.num_streams
         projected = normed_projection(streams, self.fn, self.norm_eps)
         dtype = projected.dtype
-        raw = torch.addcmul(self.base.to(dtype).unsqueeze(-1), projected, self._per_entry(self.scale.to(dtype)))
-        pre, post, comb = raw.split(self.sizes)
+        base, scales = self.base.to(dtype).unsqueeze(-1), self.scale.to(dtype).unbind()  # no third scale in "identity"
+        parts = zip(base.split(self.sizes), projected.split(self.sizes), scales)
+        pre, post, *comb = (torch.addcmul(constant, part, scale) for constant, part, scale in parts)
         pre = torch.sigmoid(pre) + self.eps
         post = 2 * torch.sigmoid(post)
         # Make H_res contiguous, because torch multiplies batches of tiny strided matrices in a slow loop.
-        h_res = self._residual_map(comb).permute(2, 0, 1).contiguous()
+        h_res = self._residual_map(comb[0] if comb else projected).permute(2, 0, 1).contiguous()
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
@@ -138,10 +140,6 @@ class HyperConnection(nn.Module):
             return self.coefficients(streams)[2]
         base = self.base.to(torch.promote_types(self.base.dtype, torch.float32))
         return self._residual_map(base[2 * self.num_streams :].unsqueeze(-1))[..., 0]
-
-    def _per_entry(self, scale: torch.Tensor) -> torch.Tensor:
-        """Expand `scale` to one factor per row of `fn`, [2n + r, 1]."""
-        return torch.cat([scale[part].expand(size) for part, size in enumerate(self.sizes) if size]).unsqueeze(-1)
 
     def _residual_map(self, raw: torch.Tensor) -> torch.Tensor:
         """Compute H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]."""
@@ -217,7 +215,7 @@ def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> to
 def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return fn @ RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the norm factors [tokens]."""
     norm = torch.linalg.vector_norm(x, dim=-1)
-    factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
+    factor = torch.rsqrt_((norm * norm).div_(x.shape[-1]).add_(eps))
     return torch.mm(fn, x.T) * factor, factor
 
 
@@ -260,20 +258,22 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return _sinkhorn(logits, iterations, eps)[0]
     comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
-    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # NumPy is twice as fast as torch here
-        return torch.from_numpy(_normalize(comb.numpy(), iterations, eps)[0])
-    return _normalize(comb, iterations, eps)[0]
+    _normalize(comb, iterations, eps)
+    return comb
 
 
-def _normalize(comb, iterations: int, eps: float):
-    """Normalize torch or NumPy matrices [n, n, tokens] in place. Return the matrices and the divisors."""
-    sums = []
+def _normalize(comb: torch.Tensor, iterations: int, eps: float) -> list:
+    """Normalize matrices [n, n, tokens] in place. Return the steps' divisors, [1, n, tokens] or [n, 1, tokens]."""
+    plain = type(comb) is torch.Tensor and comb.device.type == "cpu"
+    array, sums = comb.numpy() if plain else comb, []  # NumPy is three times as fast as torch on a CPU
     for step in range(2 * iterations - 1):
-        total = comb.sum(step % 2, keepdims=True)
-        total += eps
-        comb /= total
-        sums.append(total.squeeze(step % 2))
-    return comb, sums
+        if plain:
+            total = np.add.reduce(array, step % 2, keepdims=True, initial=eps)
+        else:
+            total = comb.sum(step % 2, keepdim=True).add_(eps)
+        array /= total
+        sums.append(total)
+    return sums
 
 
 # This is a custom operator, because compiling some 120 elementwise steps would take 15 seconds per site, and autograd
@@ -282,8 +282,9 @@ def _normalize(comb, iterations: int, eps: float):
 
 @torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())
 def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    comb, sums = _normalize(torch.softmax(logits.contiguous(), dim=1).add_(eps), iterations, eps)
-    return comb, torch.stack(sums)
+    comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
+    sums = _normalize(comb, iterations, eps)
+    return comb, torch.stack([torch.as_tensor(total).squeeze(step % 2) for step, total in enumerate(sums)])
 
 
 @_sinkhorn.register_fake

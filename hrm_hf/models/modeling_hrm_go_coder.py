@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
@@ -59,9 +59,9 @@ from .hrm_go_coder_layers import (
 )
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK
-from .recurrent_cache import validate_slots
+from .recurrent_cache import open_cache, validate_slots
 from .refinement_hrm_go_coder import GoCoderRefinementMixin
-from .visited_attention import VisitedLayersMixin
+from .visited_attention import VisitedLayersMixin, rotary_tables
 
 
 @dataclass
@@ -163,7 +163,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         )
         if not planner_only:
             self._validate_cache(cache)
-        rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
+        rotary = rotary_tables(*self.rotary_emb(inputs_embeds, position_ids=position_ids))
         kwargs |= {"past_key_values": cache, "use_cache": use_cache}
         alone = planner_only or self.generator is None
         # Create the mask before the planner writes to the cache, because its size depends on the cache.
@@ -194,8 +194,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        if use_cache and cache is None:
-            cache = DynamicCache(config=self.config)
+        cache = open_cache(cache, self.config, use_cache)
         seen = 0 if cache is None else cache.get_seq_length()
         seen = seen.clone() if torch.is_tensor(seen) else seen  # a copy, because static caches update it in place
         if position_ids is None:
@@ -272,7 +271,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         own, cross = own[rows, 0, code], cross[rows, 0, code]  # [B, Tc, S]
         own = own.gather(2, code.unsqueeze(1).expand(-1, code.shape[1], -1))
         states = self.generator(
-            at(inputs_embeds, code), memory, tuple(at(part.expand(len(code), -1, -1), code) for part in rotary),
+            at(inputs_embeds, code), memory, tuple(part.expand(len(code), -1, -1, -1)[rows, code] for part in rotary),
             attention_mask=own.unsqueeze(1), cross_attention_mask=cross.unsqueeze(1), **kwargs,
         )  # fmt: skip
         return torch.zeros_like(planner_states, dtype=states.dtype).index_put((rows, code), states)

@@ -31,6 +31,7 @@ share one tied head, and the halting loss does not backpropagate into the langua
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,14 @@ from .hrm_lm_layers import (
     rms_norm,
 )
 from .hyper_connections import HyperConnection
-from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
+from .modeling_utils import (
+    CheckpointCodeMixin,
+    OwnModelMixin,
+    PromptsMixin,
+    SparseOutputMixin,
+    validate_call,
+    validate_labels,
+)
 from .recurrent_cache import OnceCache, RecurrentCache, first_slots
 from .retrofit_hrm_lm import RetrofitMixin
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
@@ -76,7 +84,7 @@ COMMON = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_st
 
 
 @dataclass
-class HrmLmModelOutput(BaseModelOutputWithPast):
+class HrmLmModelOutput(SparseOutputMixin, BaseModelOutputWithPast):
     """Output of `HrmLmModel`. `last_hidden_state` [B, T, D] is taken at each token's halting segment.
 
     Attributes:
@@ -91,7 +99,7 @@ class HrmLmModelOutput(BaseModelOutputWithPast):
 
 
 @dataclass
-class HrmLmCausalLMOutput(CausalLMOutputWithPast):
+class HrmLmCausalLMOutput(SparseOutputMixin, CausalLMOutputWithPast):
     """Output of `HrmLmForCausalLM`.
 
     Attributes:
@@ -280,7 +288,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         gradient_passes = plan.gradient_passes
         for m in range(1, plan.segments + 1):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, segments_to_keep)
-            with torch.set_grad_enabled(plan.has_gradients(m)):
+            with _gradients_if(plan.has_gradients(m)):
                 new = self.segment(state, x, gradient_passes=gradient_passes, key_values=key_values, **passes)
             # `hidden` keeps the graph of each token's halting segment; the states passed on may be detached.
             previous, hidden = hidden, tokens.keep(self.read(new), hidden)
@@ -364,11 +372,11 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self, z: torch.Tensor, x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor]:
         """Run L_cycles passes through the single stack of a flat loop."""
-        config, gradients = self.config, torch.is_grad_enabled()
-        before = passes["key_values"].segment * config.L_cycles
-        for low in range(config.L_cycles):
-            first_visit = low * config.num_l_layers
-            with torch.set_grad_enabled(gradients and gradient_passes[low]):
+        L_cycles, num_l_layers = self.config.L_cycles, self.config.num_l_layers
+        before = passes["key_values"].segment * L_cycles
+        for low in range(L_cycles):
+            first_visit = low * num_l_layers
+            with _gradients_if(gradient_passes[low]):
                 if self.connection is None:
                     read = self.loop_input(z, x, before + low)
                     new = self.L_module(read, before + low, first_visit=first_visit, **passes)
@@ -383,21 +391,25 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run H_cycles * (L_cycles + 1) passes through two stacks."""
-        config, gradients = self.config, torch.is_grad_enabled()
+        config, has_gradients = self.config, iter(gradient_passes)
         H_cycles, L_cycles, num_l_layers = config.H_cycles, config.L_cycles, config.num_l_layers
         before = passes["key_values"].segment * H_cycles
         visit, injected = 0, x if config.input_injection == "add" else 0
         for h in range(H_cycles):
-            *of_low, of_high = gradient_passes[h * (L_cycles + 1) : (h + 1) * (L_cycles + 1)]
             for low in range(L_cycles):
                 number = (before + h) * L_cycles + low
-                with torch.set_grad_enabled(gradients and of_low[low]):
+                with _gradients_if(next(has_gradients)):
                     z_L = self.L_module(z_L + z_H + injected, number, first_visit=visit, **passes)
                 visit += num_l_layers
-            with torch.set_grad_enabled(gradients and of_high):
+            with _gradients_if(next(has_gradients)):
                 z_H = self.H_module(z_H + z_L, before + h, first_visit=visit, **passes)
             visit += config.num_h_layers
         return z_H, z_L
+
+
+def _gradients_if(wanted: bool):
+    """Return a context manager that turns gradients off unless they are wanted. It never turns them on."""
+    return nullcontext() if wanted or not torch.is_grad_enabled() else torch.no_grad()
 
 
 class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
-from transformers import DynamicCache, GenerationMixin, LlamaForCausalLM, PreTrainedModel
+from transformers import GenerationMixin, LlamaForCausalLM, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
@@ -40,8 +40,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
-from .recurrent_cache import validate_slots
-from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention
+from .recurrent_cache import open_cache, validate_slots
+from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention, rotary_tables
 
 
 STREAM_DECAY = 0.6  # initial `stream_scale` of each stream, relative to the previous stream
@@ -207,8 +207,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        past_key_values = open_cache(past_key_values, self.config, use_cache)
         validate_slots(past_key_values, self.config.num_hidden_layers)
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -223,7 +222,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         )
         passes = {
             "attention_mask": mask,
-            "position_embeddings": self.rotary_emb(inputs_embeds, position_ids=position_ids),
+            "position_embeddings": rotary_tables(*self.rotary_emb(inputs_embeds, position_ids=position_ids)),
             "position_ids": position_ids,
             "past_key_values": past_key_values,
             "use_cache": use_cache,

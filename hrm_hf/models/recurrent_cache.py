@@ -1,7 +1,6 @@
 """Key-value caching for decoders that visit layers several times per token.
 
-`LayerCacheView` redirects the keys and values of a layer to the slot of the current visit. `RecurrentCache` does this
-for a decoder that thinks in segments. Within a segment, visits are numbered
+`RecurrentCache` redirects the keys and values of a layer to the slot of the current visit. Visits are numbered as
 
     visit(h, l, layer) = h * cycle + l * num_l_layers + layer          low-level pass l of cycle h
     visit(h, H, layer) = h * cycle + L_cycles * num_l_layers + layer   the high-level pass that ends cycle h
@@ -12,29 +11,84 @@ overwrites the previous one), or the layer's own slot ("last_visit": each visit 
 that run once per token have slots before (prelude) and after (coda) these; see `OnceCache`.
 
 In training and in decoding, a token that has halted keeps the keys and values of its last segment, and later tokens
-that run more segments read them. The cache itself is one of transformers' caches.
+that run more segments read them. The cache itself is one of transformers' caches; in a `DynamicCache`, `open_cache`
+replaces the empty layers with `RoomyLayer`s.
 """
 
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticLayer
 
 
-class LayerCacheView:
-    """View of a cache for one visit to a layer. It redirects updates to the visit's slot."""
-
-    def __init__(self, cache: Cache, slot: int):
-        self.cache, self.slot = cache, slot
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update the cache at the visit's slot instead of at `layer_idx`."""
-        return self.cache.update(key, value, self.slot)
+LEAST_ROOM = 32  # least number of tokens that a roomy layer makes room for
 
 
-def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
-    """Return a view of the cache for one visit to a layer, or None without a cache."""
-    return None if cache is None else LayerCacheView(cache, slot)
+class RoomyLayer(DynamicLayer):
+    """Dynamic cache layer with room for later tokens, so that appending a token does not copy all earlier tokens.
+
+    Attributes:
+        room: buffers [B, heads, capacity, head_dim] of keys and values, or None. `keys` and `values` are their first
+            columns, as long as `keys` is `inside`; other methods of the layer replace `keys` with other tensors.
+    """
+
+    room: tuple[torch.Tensor, torch.Tensor] | None = None
+    inside: torch.Tensor | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values [B, heads, T, head_dim] of new tokens. Return those of all tokens."""
+        start, tokens = self.get_seq_length(), key_states.shape[-2]
+        if not start or torch.is_grad_enabled() or not _fits(key_states, self.keys):
+            self.room = self.inside = None
+            return super().update(key_states, value_states, *args, **kwargs)
+        if self.keys is not self.inside or start + tokens > self.room[0].shape[-2] or _read_only(self.keys):
+            capacity = start + tokens + max(LEAST_ROOM, start // 8)
+            self.room = _copied(self.keys, capacity), _copied(self.values, capacity)
+        keys, values = self.room
+        keys.narrow(-2, start, tokens).copy_(key_states)
+        values.narrow(-2, start, tokens).copy_(value_states)
+        self.keys = self.inside = keys.narrow(-2, 0, start + tokens)
+        self.values = values.narrow(-2, 0, start + tokens)
+        return self.keys, self.values
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens. Their room is reused."""
+        inside = self.keys is self.inside
+        super().crop(tokens_to_remove)
+        self.inside = self.keys if inside else None
+
+
+def _copied(states: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Copy states [B, heads, S, head_dim] to the start of a new buffer [B, heads, capacity, head_dim]."""
+    buffer = states.new_empty(*states.shape[:-2], capacity, states.shape[-1])
+    buffer.narrow(-2, 0, states.shape[-2]).copy_(states)
+    return buffer
+
+
+def _fits(new: torch.Tensor, old: torch.Tensor) -> bool:
+    """Check whether new states [B, heads, T, head_dim] can be written next to old ones. Tracers need `torch.cat`."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return new.dtype == old.dtype and new.shape[:2] == old.shape[:2] and not traced
+
+
+def _read_only(buffer: torch.Tensor) -> bool:
+    """Check whether a buffer was made in inference mode and is used outside of it, where it cannot be written."""
+    return buffer.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def open_cache(cache: Cache | None, config, use_cache: bool | None) -> Cache | None:
+    """Return the given cache, a new one if `use_cache`, or None. Empty layers of a `DynamicCache` become roomy."""
+    if cache is None and use_cache:
+        cache = DynamicCache(config=config)
+    if type(cache) is DynamicCache and not cache.offloading and not torch.compiler.is_compiling():
+        for slot, layer in enumerate(cache.layers):
+            if type(layer) is DynamicLayer and not layer.is_initialized:
+                cache.layers[slot] = RoomyLayer()
+        if cache.layer_class_to_replicate is DynamicLayer:
+            cache.layer_class_to_replicate = RoomyLayer
+    return cache
 
 
 def validate_slots(cache: Cache | None, slots: int) -> None:
@@ -177,7 +231,7 @@ def write_slot(
         layer, tokens = cache.layers[slot], key.shape[-2]
         if type(layer) is StaticLayer:
             layer.cumulative_length.sub_(tokens)
-        elif type(layer) is DynamicLayer:
+        elif type(layer) in (DynamicLayer, RoomyLayer):
             layer.crop(-tokens)
         else:
             raise TypeError(

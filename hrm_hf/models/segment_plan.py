@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 
 from .act import exploration_min_steps
 from .early_exit import EXIT_CRITERIA, DrawnExit, ExitCriterion, SegmentState
-from .recurrent_cache import validate_slots
+from .recurrent_cache import open_cache, validate_slots
 
 
 # Upper limits of a random number of segments, as multiples of its mean, so that a single draw cannot exhaust memory.
@@ -77,6 +77,8 @@ class SegmentPlan:
         torch.compile would make a changing integer symbolic, and symbolic integers cannot switch gradients.
         """
         config = self.config
+        if not torch.is_grad_enabled():
+            return (False,) * config.stack_passes
         if config.flat_loop:
             return tuple(low >= config.L_cycles - self.bp_steps for low in range(config.L_cycles))
         h_passes = min(config.H_cycles, self.bp_steps - 1)
@@ -106,8 +108,7 @@ class SegmentPlan:
         has slots for. Raises ValueError if the given cache has too few slots.
         """
         config = self.config
-        if given is None and use_cache and not self.drawn:
-            given = DynamicCache(config=config)
+        given = open_cache(given, config, use_cache and not self.drawn)
         if given is not None and self.segments > config.halt_max_steps and config.kv_layout == "per_segment":
             raise ValueError(
                 f"num_segments={self.segments}: the cache only has slots for halt_max_steps={config.halt_max_steps} "
@@ -143,7 +144,8 @@ def plan_segments(
     """
     schedule = schedule or SegmentSchedule()
     bp_steps = config.bp_steps if schedule.bp_steps is None else schedule.bp_steps
-    config.check_bp_steps(bp_steps)
+    if torch.is_grad_enabled():
+        config.check_bp_steps(bp_steps)
     drawn, mean = None, (schedule.mean_segments if training else None) or config.halt_max_steps
     if num_segments is None and training:
         num_segments = schedule.segments
@@ -242,8 +244,9 @@ class ThinkingTokens:
         Storing them is a side effect, which gradient checkpointing inside a compiled layer does not allow. Training
         stores those of the last segment too, so that a compiled layer needs no other graph for this segment.
         """
-        alone = cache is None and getattr(self.plan.exit_rule, "name", None) == "fixed" and _all(self.active)
-        return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps) + self.plan.training
+        segments = max(self.plan.segments, self.plan.config.halt_max_steps) + self.plan.training
+        fixed = cache is None and getattr(self.plan.exit_rule, "name", None) == "fixed"
+        return 0 if segments == 1 or (fixed and _all(self.active)) else segments
 
     def begin(self, segment: int) -> torch.Tensor | None:
         """Begin a segment, counted from 1. Return a mask of the segment's active tokens, or None for all."""

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb, eager_attention_forward
+from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 
 class VisitAttention(nn.Module):
@@ -66,8 +66,7 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) ->
 
     The result equals that of `apply_rotary_pos_emb`, with fewer operations.
     """
-    first, second = states.chunk(2, dim=-1)
-    return (states * cos + torch.cat([second, first], dim=-1) * signed_sin).transpose(1, 2)
+    return (states * cos + states.roll(states.shape[-1] // 2, dims=-1) * signed_sin).transpose(1, 2)
 
 
 class VisitedLlamaAttention(LlamaAttention):
@@ -86,17 +85,21 @@ class VisitedLlamaAttention(LlamaAttention):
         visit: int = 0,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from hidden_states [B, T, C]. `visit` counts the layer's runs on the same tokens, from 0."""
+        """Attend from hidden_states [B, T, C].
+
+        `position_embeddings` are the result of `rotary_tables`. `visit` counts the layer's runs on the same tokens,
+        from 0.
+        """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query, key, value = (
-            project(hidden_states).view(shape).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        query, key = (
+            rotate(project(hidden_states).view(shape), *position_embeddings) for project in (self.q_proj, self.k_proj)
         )
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         attend = self.visits[visit]
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, attend.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
-        mixed, weights = attend(query, key, value, attention_mask, dropout, **kwargs)
+        mixed, weights = attend.forward(query, key, value, attention_mask, dropout, **kwargs)
         return self.o_proj(mixed.reshape(*hidden_states.shape[:-1], -1)), weights
 
 

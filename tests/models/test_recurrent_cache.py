@@ -4,8 +4,9 @@ import pytest
 import tiny_hrm_lm
 import torch
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
-from hrm_hf.models.recurrent_cache import first_slots, segment_slots
+from hrm_hf.models.recurrent_cache import RoomyLayer, first_slots, segment_slots
 
 
 LENGTH = 12
@@ -117,6 +118,48 @@ def test_a_cache_that_cannot_be_overwritten_is_rejected_by_name():
     cache.layers = [Quantized() for _ in cache.layers]
     with pytest.raises(TypeError, match=r"kv_layout='last_segment'.*Quantized.*DynamicCache or StaticCache"):
         model(tiny_hrm_lm.tokens(), past_key_values=cache, use_cache=True)
+
+
+@torch.no_grad()
+def test_appended_tokens_are_written_next_to_the_earlier_ones():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(length=LENGTH)
+    cache = model(ids[:, :6], use_cache=True).past_key_values
+    model(ids[:, 6:7], past_key_values=cache, use_cache=True)
+    places = [layer.values.data_ptr() for layer in cache.layers]
+    logits = model(ids[:, 7:8], past_key_values=cache, use_cache=True).logits
+    cache.crop(-1)
+    assert torch.equal(model(ids[:, 7:8], past_key_values=cache, use_cache=True).logits, logits)
+    assert [layer.values.data_ptr() for layer in cache.layers] == places
+
+
+def test_a_roomy_layer_holds_the_same_tokens_as_a_dynamic_layer():
+    layers, generator = (DynamicLayer(), RoomyLayer()), torch.Generator().manual_seed(0)
+
+    def grow(tokens, rows=2):
+        keys = torch.randn(rows, 2, tokens, 4, generator=generator)
+        plain, roomy = (layer.update(keys, -keys) for layer in layers)
+        assert all(map(torch.equal, plain, roomy))
+
+    with torch.inference_mode():
+        grow(5)
+        grow(1)
+    grow(1)  # with gradients, and after tensors of inference mode
+    with torch.no_grad():
+        for name, argument, rows in (
+            ("crop", -2, 2),
+            ("reorder_cache", torch.tensor([1, 0]), 2),
+            ("batch_repeat_interleave", 2, 4),
+            ("batch_select_indices", torch.tensor([0, 3]), 2),
+            ("crop", -3, 2),
+        ):
+            for layer in layers:
+                getattr(layer, name)(argument)
+            for tokens in (1, 40, 1):
+                grow(tokens, rows)
+        for layer in layers:
+            layer.reset()
+        grow(2)
+        grow(1)
 
 
 GENERATE = {

@@ -498,6 +498,25 @@ def test_visits_share_compiled_layers_when_tokens_halt():
     assert len(graphs) <= 6
 
 
+def test_low_rank_updates_of_twelve_passes_need_two_graphs():
+    torch._dynamo.reset()
+    model, graphs = tiny_lm.model("hrm_lm", **{**LOOP, "halt_max_steps": 12, "pass_lora_rank": 2}).train(), []
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    ids = text(2).with_format("torch")["input_ids"][:]
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad.clone() for parameter in model.model.L_module.parameters())])
+        compile_layers(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    torch.testing.assert_close(*found)
+    assert len(graphs) == 2  # the first pass, and any other
+
+
 def test_a_copy_of_a_compiled_model_runs_its_own_weights():
     model = tiny_lm.model("hrm_lm", **LOOP).train()
     compile_layers(model, backend="eager")

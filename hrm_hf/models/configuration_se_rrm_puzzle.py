@@ -45,15 +45,15 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             symbols, as published. All others mix symbols by a linear map of their mean, and positions as follows.
             "mlp_t": a SwiGLU over the position axis as in TRM, without knowledge of the rules. "units": linear maps
             of the means over the rows, columns and boxes of the board (`grid_shape`, `box_shape`), or over `units`.
-            "neighbours": linear maps of the cells above, below, left and right (`grid_shape`). These variants are
-            ours.
+            "neighbours": linear maps of the cells above, below, left and right (`grid_shape`). "lines": SwiGLUs over
+            all states of a row, and of a column (`grid_shape`). These variants are ours.
         pooling (`str`, defaults to "mean"): with "softmax" (only for "units"), the means over units and symbols are
             weighted by scores of the cells. Each of the `num_attention_heads` parts of a state has its own scores.
         pooling_size (`int`, *optional*): most symbols of a board in training. With more symbols V, the scores of
             softmax pooling are multiplied by log(V) / log(pooling_size), because larger units dilute the weights.
         two_states (`bool`, defaults to False): use z_H and z_L, updated as in TRM: z_L L_cycles times, then z_H once.
         intermediate_size, position_intermediate_size (`int`, *optional*): widths of the SwiGLUs over channels and over
-            positions ("mlp_t"); by default given by `expansion`.
+            positions ("mlp_t", "lines"); by default given by `expansion`.
 
     There is one network (`L_level` with `L_layers` blocks). With one state, L_cycles * H_cycles passes update it;
     `H_layers` is not used.
@@ -120,8 +120,8 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     @property
     def solves_any_size(self) -> bool:
-        fixed = self.mixing == "mlp_t" or self.pos_encodings == "learned" or self.puzzle_emb_ndim or self.units
-        return self.equivariant_symbols and not fixed
+        fixed = self.mixing in ("mlp_t", "lines") or self.pos_encodings == "learned"
+        return self.equivariant_symbols and not (fixed or self.puzzle_emb_ndim or self.units)
 
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of z_H and z_L, [B, V, T, D]. In models with one state, z_L is empty."""
@@ -144,7 +144,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     def validate_mixing(self):
         """Check that the config meets the requirements of its mixer. `@strict` calls this method."""
-        self._validate_choice("mixing", ("attention", "mlp_t", "units", "neighbours"))
+        self._validate_choice("mixing", ("attention", "mlp_t", "units", "neighbours", "lines"))
         self._validate_choice("pooling", ("mean", "softmax"))
         if self.pooling == "softmax" and self.mixing != "units":
             raise ValueError(f"pooling='softmax', mixing={self.mixing!r}: softmax pooling needs mixing='units'")
@@ -154,7 +154,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
                 f"mixing={self.mixing!r}, {given}: needs add_tokens=0 and pos_encodings='none' or 'learned'"
             )
         by_units = self.mixing == "units" and self.units is None
-        if (by_units or self.mixing == "neighbours") and self.grid_shape is None:
+        if (by_units or self.mixing in ("neighbours", "lines")) and self.grid_shape is None:
             raise ValueError(f"mixing={self.mixing!r}: set grid_shape to the rows and columns of the board")
         if by_units and (self.box_shape is None or any(n % box for n, box in zip(self.grid_shape, self.box_shape))):
             raise ValueError(

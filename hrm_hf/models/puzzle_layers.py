@@ -388,4 +388,25 @@ class PositionSwiGLU(SwiGLU):
         return super().forward(hidden_states.transpose(1, 2)).transpose(1, 2)
 
 
-MIXERS = {"mlp_t": PositionSwiGLU, "units": UnitMeans, "neighbours": Neighbours}
+class LineSwiGLUs(nn.Module):
+    """SwiGLUs over all states of a row, and of a column, which therefore read the order of a line's cells.
+
+    All rows share weights, and so do all columns. States are divided by the number of cells of the line: without that,
+    the learning rate that suits the other layers is too large for this one.
+    """
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__()
+        rows, columns = self.grid_shape = config.grid_shape
+        self.row = SwiGLU(columns * config.hidden_size, config, config.position_intermediate_size)
+        self.column = SwiGLU(rows * config.hidden_size, config, config.position_intermediate_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        grid = hidden_states.unflatten(1, self.grid_shape)
+        turned = grid.transpose(1, 2)
+        by_row = self.row(grid.flatten(2) / grid.shape[2]).view_as(grid)
+        by_column = self.column(turned.flatten(2) / turned.shape[2]).view(turned.shape).transpose(1, 2)
+        return (by_row + by_column).flatten(1, 2)
+
+
+MIXERS = {"mlp_t": PositionSwiGLU, "units": UnitMeans, "neighbours": Neighbours, "lines": LineSwiGLUs}

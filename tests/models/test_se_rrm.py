@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.puzzles.hard_sudoku import Net, package_model
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
 from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
-from hrm_hf.models.puzzle_layers import Neighbours, PoolingScores, UnitMeans
+from hrm_hf.models.puzzle_layers import LineSwiGLUs, Neighbours, PoolingScores, UnitMeans
 from hrm_hf.puzzles.convert import se_rrm_tensors
 from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
@@ -170,7 +170,7 @@ def test_presets_have_their_number_of_parameters():
 
 PRESETS = {name: SeRrmPuzzleConfig.from_preset(name) for name in SeRrmPuzzleConfig.presets()}
 EQUIVARIANT = [name for name, config in PRESETS.items() if config.equivariant_symbols]
-CHEAP = ("units", "softmax", "mlp_t", "neighbours")
+CHEAP = ("units", "softmax", "mlp_t", "neighbours", "lines")
 
 
 def cheap(mixing: str, **overrides) -> SeRrmPuzzleForSolving:
@@ -313,6 +313,19 @@ def test_neighbours_are_the_cells_above_below_left_and_right():
         torch.testing.assert_close(mixer(states)[:, cell], expected, rtol=0, atol=1e-12)
 
 
+def test_lines_are_the_rows_and_columns_in_order():
+    torch.manual_seed(0)
+    fields = {"mixing": "lines", "seq_len": 12, "grid_shape": [3, 4], "position_intermediate_size": 8}
+    mixer = LineSwiGLUs(SeRrmPuzzleConfig.from_preset("symbol-maze", hidden_size=8, **fields)).double()
+    states, cells = torch.randn(2, 12, 8, dtype=torch.float64), torch.arange(12).view(3, 4)
+    expected = torch.zeros_like(states)
+    for network, lines in ((mixer.row, cells), (mixer.column, cells.T)):
+        for line in lines:
+            joined = torch.cat([states[:, cell] for cell in line], dim=1)
+            expected[:, line] += network(joined / len(line)).view(2, -1, 8)
+    torch.testing.assert_close(mixer(states), expected, rtol=0, atol=1e-12)
+
+
 def test_distinct_symbols_need_no_symbol_axis():
     model = cheap("neighbours", equivariant_symbols=False)
     out = model(**tiny.batch(3, settings=model.config))
@@ -375,6 +388,7 @@ def test_a_position_free_mixer_loads_for_another_size(mixing, tmp_path):
         ({"units": {"row": [[0, 81]]}}, "units: 'row' has cell 81.* 80"),
         ({"units": {"forward": [[0]]}}, "units: kind 'forward'"),
         ({"mixing": "neighbours", "grid_shape": None}, "mixing='neighbours'.* grid_shape"),
+        ({"mixing": "lines", "grid_shape": None}, "mixing='lines'.* grid_shape"),
         ({"special_symbols": False, "equivariant_symbols": False}, "special_symbols=False, equivariant_symbols=False"),
     ],
 )

@@ -350,7 +350,7 @@ def test_an_error_in_a_list_names_the_puzzle():
 
 
 @pytest.mark.parametrize(
-    "change, message", [(("G", " "), "1 S and 0 G"), (("#", "x"), "'x'"), ((" ", "o"), "has 'o'")]
+    "change, message", [(("G", " "), "1 S and 0 G"), (("#", "x"), "'x'"), ((" ", "o"), "contains 'o'")]
 )
 def test_an_invalid_maze_is_rejected(change, message):
     solve, _ = solver_of(config("maze", 7, 7, 6), lambda tokens: tokens)

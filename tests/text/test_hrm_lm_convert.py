@@ -198,7 +198,7 @@ def changed(name, tensor):
             changed("layers.0.H_module.attn.q_proj.weight", torch.zeros(16, 8)), {},
             "model.H_module.layers.0.self_attn.q_proj.weight",
         ),
-        ({"token_embeddings.weight": torch.zeros(4, 4)}, {}, r"units \[\]"),
+        ({"token_embeddings.weight": torch.zeros(4, 4)}, {}, r"layers \[\]"),
         (changed("pos_embeddings.weight", torch.zeros(32, 16)), {}, r"learned positions \(pos_embeddings.weight"),
         (None, {"use_rotary_embeddings": False}, "use_rotary_embeddings"),
         (None, {"n_head": None}, "n_head=None"),

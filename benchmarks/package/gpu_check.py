@@ -14,6 +14,7 @@ The script prints one table and writes one JSON file. The exit status is 1 if a 
 """
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
@@ -127,7 +128,8 @@ def puzzle_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, An
         batch = {field: value.to(args.device) for field, value in batch.items()}
 
         def make_step(compiled: bool, batch=batch, config=config, model_class=model_class):
-            return puzzles.package_step(model_class(config).train().to(args.device), batch, compiled)
+            package = puzzles.Package(model_class(config).to(args.device), compiled)
+            return lambda: package.train_step(batch)
 
         yield from steps(name, make_step, boards, "puzzles", args)
         model = model_class(config).to(args.device).eval()
@@ -186,7 +188,7 @@ def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.
 def speed(name: str, what: str, call: Callable, items: int, unit: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return the median time of a call in milliseconds, and the number of items per second."""
     turns = 3 if args.quick or args.device == "cpu" else 15
-    milliseconds = puzzles.interleave({"": call}, 1, turns, torch.device(args.device))[""]
+    milliseconds = statistics.median(puzzles.interleave({"": call}, 1, turns, args.device)[""])
     return {"model": name, "what": what, "ms": milliseconds, f"{unit}_per_s": items / milliseconds * 1e3}
 
 

@@ -168,7 +168,9 @@ def test_a_typed_board_is_solved_and_read_back_step_by_step(page, checkpoints):
 def test_first_view_plays_the_steps_until_a_visitor_moves_the_slider(browser, served):
     page, wrong = visit(browser, served)
     page.wait_for_function("window.steps.some((step) => step < 5) && window.steps.at(-1) === 5")
+    shown = page.evaluate("window.steps.length")
     press(page, "Play")
+    page.wait_for_function(f"window.steps.length > {shown} + 1")  # it has moved on from step 0
     page.get_by_role("slider", name=re.compile("Step")).filter(visible=True).first.fill("0")
     page.wait_for_function("window.steps.at(-1) === 0")
     page.wait_for_timeout(2500 * PLAY_SECONDS)

@@ -115,7 +115,7 @@ def context(most: int | None) -> Series:
 
 
 def board(most: int | None) -> Series:
-    """Solve four boards of 4x4 to 25x25 in two ACT steps, with models that mix cells in different ways."""
+    """Solve a board of 4x4 to 25x25 in one ACT step, with models that mix cells in different ways."""
     sides, found = (4, 9, 16, 25)[:most], {"HRM, attention over cells": {}, "TRM, mixing by an MLP": {}}
     mixed = SeRrmPuzzleForSolving(SeRrmPuzzleConfig.from_preset("se-rrm-small"))
     units = SeRrmPuzzleForSolving(SeRrmPuzzleConfig.from_preset("symbol-units-small"))
@@ -126,9 +126,9 @@ def board(most: int | None) -> Series:
         box = (int(side**0.5), int(side**0.5))
         models = [HrmPuzzleForSolving(HrmPuzzleConfig.from_preset("hrm-small", **sizes)), TrmPuzzleForSolving(mlp)]
         models += [model.for_board((side, side), box, side + 2) for model in (mixed, units)]
-        boards = torch.randint(1, side + 2, (4, side**2), dtype=torch.int32)
+        boards = torch.randint(1, side + 2, (1, side**2), dtype=torch.int32)
         for series, model in zip(found.values(), models):
-            series[side**2] = solving(model.eval(), boards, 2)
+            series[side**2] = solving(model.eval(), boards, 1)
     return found
 
 
@@ -293,15 +293,22 @@ def plot(curves: dict[str, dict], path) -> None:
     FigureCanvasAgg(figure)
     panels = np.ravel(figure.subplots(lines, columns))
     for axes, (name, series) in zip(panels, curves.items()):
-        for (label, one), color in zip(series.items(), COLORS * 2):
+        in_pairs = any("token after" in label for label in series)  # prompt and token of a model have the same color
+        for index, (label, one) in enumerate(series.items()):
             style = "--" if "token after" in label else "-"
+            color = COLORS[index // 2 if in_pairs else index]
             text = f"{label}: {one['exponent']:.2f}"
             axes.plot(one["sizes"], one["costs_ms"], style, marker="o", markersize=3, color=color, label=text)
-        ends = np.array([one["sizes"][0], one["sizes"][-1]])
-        axes.plot(ends, ends * one["costs_ms"][0] / ends[0], ":", color="gray", label="linear growth: 1")
+        ticks = np.array(sorted({size for one in series.values() for size in one["sizes"]}))
+        start = min(one["costs_ms"][0] for one in series.values())
+        axes.plot(ticks, ticks * start / ticks[0], ":", color="gray", label="linear growth: 1")
         axes.set(xscale="log", yscale="log", xlabel=UNITS.get(name, name), ylabel="milliseconds", title=name)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         axes.legend(frameon=False, fontsize="x-small")
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[len(curves) :]:
+        axes.set_axis_off()
     figure.savefig(path, dpi=90)
 
 

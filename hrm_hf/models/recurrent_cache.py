@@ -12,7 +12,7 @@ that run once per token have slots before (prelude) and after (coda) these; see 
 
 In training and in decoding, a token that has halted keeps the keys and values of its last segment, and later tokens
 that run more segments read them. The cache itself is one of transformers' caches; in a `DynamicCache`, `open_cache`
-replaces the empty layers with `RoomyLayer`s.
+replaces the empty layers with `PreallocatedLayer`s.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticLayer
 
 
-LEAST_ROOM = 32  # least number of tokens that a roomy layer makes room for
+LEAST_ROOM = 32  # minimum number of further tokens to allocate memory for
 
 
-class RoomyLayer(DynamicLayer):
-    """Dynamic cache layer with room for later tokens, so that appending a token does not copy all earlier tokens.
+class PreallocatedLayer(DynamicLayer):
+    """Dynamic cache layer with memory for later tokens, so that appending one does not copy all earlier ones.
 
     Attributes:
         room: buffers [B, heads, capacity, head_dim] of keys and values, or None. `keys` and `values` are their first
@@ -79,15 +79,18 @@ def _read_only(buffer: torch.Tensor) -> bool:
 
 
 def open_cache(cache: Cache | None, config, use_cache: bool | None) -> Cache | None:
-    """Return the given cache, a new one if `use_cache`, or None. Empty layers of a `DynamicCache` become roomy."""
+    """Return the given cache, a new one if `use_cache`, or None.
+
+    Empty layers of a `DynamicCache` are replaced by `PreallocatedLayer`s.
+    """
     if cache is None and use_cache:
         cache = DynamicCache(config=config)
     if type(cache) is DynamicCache and not cache.offloading and not torch.compiler.is_compiling():
         for slot, layer in enumerate(cache.layers):
             if type(layer) is DynamicLayer and not layer.is_initialized:
-                cache.layers[slot] = RoomyLayer()
+                cache.layers[slot] = PreallocatedLayer()
         if cache.layer_class_to_replicate is DynamicLayer:
-            cache.layer_class_to_replicate = RoomyLayer
+            cache.layer_class_to_replicate = PreallocatedLayer
     return cache
 
 
@@ -231,7 +234,7 @@ def write_slot(
         layer, tokens = cache.layers[slot], key.shape[-2]
         if type(layer) is StaticLayer:
             layer.cumulative_length.sub_(tokens)
-        elif type(layer) in (DynamicLayer, RoomyLayer):
+        elif type(layer) in (DynamicLayer, PreallocatedLayer):
             layer.crop(-tokens)
         else:
             raise TypeError(

@@ -231,7 +231,7 @@ class _Pairs(NamedTuple):
     """
 
     codes: np.ndarray  # each permutation as one number, `permutation @ powers`, in ascending order, int64 [pairs]
-    kinds: np.ndarray  # number of each pair's symmetry class [pairs]; classes are in order of their smallest codes
+    kinds: np.ndarray  # symmetry class of each row pair [pairs], numbered in order of its smallest code
     starts: np.ndarray  # index in `orders` where the column orders of each row pair start [pairs]
     counts: np.ndarray  # number of column orders of each row pair [pairs]
     orders: np.ndarray  # column orders of all row pairs [entries, size]

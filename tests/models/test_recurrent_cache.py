@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 
-from hrm_hf.models.recurrent_cache import RoomyLayer, first_slots, segment_slots
+from hrm_hf.models.recurrent_cache import PreallocatedLayer, first_slots, segment_slots
 
 
 LENGTH = 12
@@ -132,13 +132,13 @@ def test_appended_tokens_are_written_next_to_the_earlier_ones():
     assert [layer.values.data_ptr() for layer in cache.layers] == places
 
 
-def test_a_roomy_layer_holds_the_same_tokens_as_a_dynamic_layer():
-    layers, generator = (DynamicLayer(), RoomyLayer()), torch.Generator().manual_seed(0)
+def test_a_preallocated_layer_holds_the_same_tokens_as_a_dynamic_layer():
+    layers, generator = (DynamicLayer(), PreallocatedLayer()), torch.Generator().manual_seed(0)
 
     def grow(tokens, rows=2):
         keys = torch.randn(rows, 2, tokens, 4, generator=generator)
-        plain, roomy = (layer.update(keys, -keys) for layer in layers)
-        assert all(map(torch.equal, plain, roomy))
+        plain, preallocated = (layer.update(keys, -keys) for layer in layers)
+        assert all(map(torch.equal, plain, preallocated))
 
     with torch.inference_mode():
         grow(5)

@@ -6,7 +6,8 @@ The comparisons (`comparisons.py`) cover the outputs of each architecture in flo
 attention implementation, decoding with each cache, and the losses of 20 training steps; with several GPUs, also the
 losses of two processes with DDP and FSDP2. The script then measures HRM 27M, TRM 7M and a 100M language model, on a
 GPU in bfloat16: the time and peak memory of a training step, eager and compiled (and compares their losses), and the
-puzzles or tokens per second of training, solving and decoding with a cache. This takes about ten minutes on a GPU.
+puzzles or tokens per second of training, solving and decoding with a cache, the last two also with CUDA graphs (and
+compares their outputs). This takes about ten minutes on a GPU.
 Without a GPU, the comparisons that need none run on the CPU, with small models: bfloat16 against float32, attention,
 caches, and two processes.
 
@@ -30,6 +31,7 @@ from hrm_hf.trainer.recipes import library_versions
 from ..puzzles import speed as puzzles
 from ..report import machine, make_parser, write_report
 from ..text import speed as text
+from ..text.decoding import compiled_decoder
 from ..text.models import build, peer_config
 from .comparisons import (
     CHECKS,
@@ -138,6 +140,27 @@ def puzzle_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, An
             return model.solve(ids, halt="fixed", max_steps=ACT_STEPS)
 
         yield speed(name, f"solving, {ACT_STEPS} ACT steps", solve, boards, "puzzles", args)
+        if gpu:
+            yield from graph_solving(name, model, batch["input_ids"], args)
+
+
+def graph_solving(name: str, model, ids: torch.Tensor, args: argparse.Namespace) -> Iterator:
+    """Measure solving with a CUDA graph, and compare the logits after one ACT step with those of eager mode."""
+
+    def solve(steps: int):
+        return model.solve(ids, halt="fixed", max_steps=steps)
+
+    row = None
+    with attempt("solving", name, "CUDA graph") as comparison:
+        expected = solve(1).logits.float()
+        model.compile_solve(mode="reduce-overhead")
+        comparison.distance, comparison.most = apart(solve(1).logits.float(), expected), COMPILED_MOST
+        comparison.of = "logits"
+        what = f"solving, {ACT_STEPS} ACT steps, CUDA graph"
+        row = speed(name, what, lambda: solve(ACT_STEPS), len(ids), "puzzles", args)
+    yield comparison
+    if row:
+        yield row
 
 
 def language_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, Any]]:
@@ -159,6 +182,24 @@ def language_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, 
         for rows in (1, 8):
             decode = text.decoder(model, rows, 128, new, args.device)
             yield speed(name, f"decoding with a cache, {rows} at a time", decode, rows * new, "tokens", args)
+            if gpu:
+                yield from graph_decoding(name, model, rows, new, args)
+
+
+def graph_decoding(name: str, model, rows: int, new: int, args: argparse.Namespace) -> Iterator:
+    """Measure decoding with a static cache and a CUDA graph, and compare the last logits with those of eager mode."""
+    row, decoders = None, {}
+    with attempt("decoding", name, f"CUDA graph, {rows} at a time") as comparison:
+        for how, options in (("eager", {"disable": True}), ("graph", {"mode": "reduce-overhead"})):
+            torch.manual_seed(0)  # so that both draw the same prompt
+            decoders[how] = compiled_decoder(model, rows, 128, new, args.device, **options)
+        expected, found = (decode().float() for decode in decoders.values())
+        comparison.distance, comparison.most, comparison.of = apart(found, expected), COMPILED_MOST, "logits"
+        what = f"decoding with a CUDA graph, {rows} at a time"
+        row = speed(name, what, decoders["graph"], rows * new, "tokens", args)
+    yield comparison
+    if row:
+        yield row
 
 
 def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.Namespace) -> Iterator:

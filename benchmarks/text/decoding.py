@@ -178,19 +178,24 @@ def interval(values: torch.Tensor, draws: int = 2000) -> list[float]:
     return values[picks].median(1).values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
 
 
-def compiled_decoder(model, batch_size: int, prompt: int, new: int, device: str):
-    """Return a function that decodes greedily with a static cache and one compiled graph per token."""
+def compiled_decoder(model, batch_size: int, prompt: int, new: int, device: str, **options: Any):
+    """Return a function that decodes greedily with a static cache and one compiled graph per token.
+
+    The function returns the logits of the last token. `options` are passed to `torch.compile`.
+    """
     ids = torch.randint(8, model.config.vocab_size, (batch_size, prompt), device=device)
     cache = StaticCache(config=model.config, max_cache_len=prompt + new)
     first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
-    step = torch.compile(model.__call__, fullgraph=True, dynamic=False)
+    step = torch.compile(model.__call__, fullgraph=True, dynamic=False, **options)
 
-    def decode():
+    def decode() -> torch.Tensor:
         token = first
         for _ in range(new):
-            token = step(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+            logits = step(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            token = logits.argmax(-1)
         for layer in cache.layers:
             layer.cumulative_length.sub_(new)
+        return logits
 
     return decode
 

@@ -20,6 +20,7 @@ from .settings_puzzle import SolveSettings
 RESIDUAL_WINDOW = 3  # number of most recent steps over which residuals are averaged
 CACHED_BYTES = 4 * 2**20  # maximum bytes of a layer's output per call on a CPU, to keep it in the cache
 EFFICIENT_POSITIONS = 1024  # positions per call on a CPU from which matrix products run at full speed
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 TOKENS_PER_CALL = 65_536  # maximum cells per call on a GPU, to fit large puzzles with restarts into memory
 
 # Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].
@@ -194,9 +195,13 @@ class PuzzleSolverMixin:
 
         This pays for thousands of boards. Two graphs are compiled: one for the first batch size, and at the first
         batch with another size, one for all other sizes; single boards have a graph of their own. So finished rows
-        still leave the batch at once.
+        still leave the batch at once. With a `mode` that uses CUDA graphs, every batch size is recorded.
         """
-        self.compiled_solve_step = torch.compile(self.solve_step, fullgraph=True, **self.inductor_options(kwargs))
+        step = torch.compile(self.solve_step, fullgraph=True, **self.inductor_options(kwargs))
+        if kwargs.get("mode") in CUDA_GRAPH_MODES:  # the next step overwrites the outputs
+            self.compiled_solve_step = lambda *inputs: tuple(value.clone() for value in step(*inputs))
+        else:
+            self.compiled_solve_step = step
 
     def inductor_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return arguments of `torch.compile` with what makes small graphs fast on a CPU.

@@ -4,6 +4,7 @@ The comparisons are those of benchmarks/package/comparisons.py, whose docstring 
 GPU, the tests run the CPU half, and check that it detects faults in models, caches, attention and training.
 """
 
+import argparse
 import dataclasses
 import json
 import math
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import every
 import pytest
+import tiny
 import torch
 import transformers
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.package import comparisons, gpu_check
+from benchmarks.text.models import build, peer_config
 
 
 FAST = tuple(name for name in comparisons.CHECKS if name != "losses")
@@ -89,6 +92,19 @@ def test_compared_training_draws_no_random_numbers(architecture, checkpoints):
 def test_two_processes_train_as_one_does(checkpoints):
     rows = list(comparisons.check_processes(checkpoints, "cpu"))
     assert failures(rows) == [] and len(rows) == len(every.ARCHITECTURES) - 1  # not cosmo_cnn, which has batch norms
+
+
+@pytest.mark.slow
+def test_rows_with_cuda_graphs_are_measured(monkeypatch):
+    """Without a GPU, the modes that record CUDA graphs compile as usual."""
+    args = argparse.Namespace(device="cpu", quick=True)
+    model = tiny.model("hrm").eval()
+    comparison, row = gpu_check.graph_solving("tiny", model, tiny.batch()["input_ids"], args)
+    assert comparison.ok and row["puzzles_per_s"] > 0, comparison.line()
+    model = build(peer_config("hrm_lm", "tiny", 160)).eval()
+    with torch.no_grad():
+        comparison, row = gpu_check.graph_decoding("tiny", model, 2, 4, args)
+    assert comparison.ok and row["tokens_per_s"] > 0, comparison.line()
 
 
 # ---- faults ----

@@ -3,9 +3,9 @@
     python -m benchmarks.package.growth [--quick] [--curves batch,context,...] [--turns 5]
 
 Every curve has several series of small models. A series is measured at sizes that double or nearly double, in turn, so
-a noisy machine slows all sizes equally. A cost is the median CPU time of one thread over the turns. The curve
-"processes" trains on one and two processes (DDP, gloo) with the same rows per step: its costs are the CPU time of all
-processes and the wall time, per step.
+a noisy machine slows all sizes equally. A cost is the lowest CPU time of one thread over the turns, because other jobs
+can only add to it. The curve "processes" trains on one and two processes (DDP, gloo) with the same rows per step: its
+costs are the CPU time of all processes and the wall time, per step.
 
 The report and the plot state the exponent of each series: the slope of log cost over log size in the upper half of the
 sizes, where constant costs matter least. Up to 1.1, the growth is called linear.
@@ -13,7 +13,6 @@ sizes, where constant costs matter least. Up to 1.1, the growth is called linear
 
 import contextlib
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def measure(series: Series, turns: int) -> dict[str, dict]:
-    """Return sizes and median CPU milliseconds by label. Every function first runs once without being timed."""
+    """Return sizes and lowest CPU milliseconds by label. Every function first runs once without being timed."""
     times = {(label, size): [] for label, functions in series.items() for size in functions}
     for turn in range(turns + 1):
         for (label, size), found in times.items():
@@ -76,7 +75,7 @@ def measure(series: Series, turns: int) -> dict[str, dict]:
             if turn:
                 found.append(1e3 * (time.process_time() - start))
     return {
-        label: {"sizes": list(functions), "costs_ms": [statistics.median(times[label, size]) for size in functions]}
+        label: {"sizes": list(functions), "costs_ms": [min(times[label, size]) for size in functions]}
         for label, functions in series.items()
     }
 
@@ -97,7 +96,7 @@ def batch(most: int | None) -> Series:
     sizes, more = (1, 2, 4, 8, 16, 32)[:most], (1, 4, 16, 32, 64, 128)[:most]
     return {
         "hrm_lm, training step of 64 tokens": {size: training(model, ids[:size]) for size in sizes},
-        "hrm_lm, decoding a token": {size: decoding(model, ids[:size]) for size in sizes},
+        "hrm_lm, decoding 8 tokens": {size: decoding(model, ids[:size]) for size in sizes},
         "HRM puzzle, ACT step in training": {
             size: lambda size=size: puzzle_step(puzzle, boards[:size]) for size in more
         },
@@ -105,12 +104,12 @@ def batch(most: int | None) -> Series:
 
 
 def context(most: int | None) -> Series:
-    """Read a prompt, and decode a token after it, by the number of tokens in the prompt."""
+    """Read a prompt, and decode 8 tokens after it, by the number of tokens in the prompt."""
     sizes, found = (128, 256, 512, 1024, 2048, 4096)[:most], {}
     for peer, name in {"hrm_lm": "hrm_lm", "rlm_mhc_on": "rlm_mhc", "llama": "Llama"}.items():
         model = build(peer_config(peer, "1m", changes={"max_position_embeddings": 8192})).eval()
         found[f"{name}, prompt"] = {size: reading(model, tokens(1, size)) for size in sizes}
-        found[f"{name}, a token after it"] = {size: decoding(model, tokens(1, size)) for size in sizes}
+        found[f"{name}, 8 tokens after it"] = {size: decoding(model, tokens(1, size)) for size in sizes}
     return found
 
 
@@ -141,7 +140,7 @@ def passes(most: int | None) -> Series:
     boards = torch.randint(1, 11, (16, 81), dtype=torch.int32)
     return {
         "hrm_lm, training step": {size: training(model, ids, num_segments=size) for size in sizes},
-        "hrm_lm, decoding a token": {size: decoding(model, ids, num_segments=size) for size in sizes},
+        "hrm_lm, decoding 8 tokens": {size: decoding(model, ids, num_segments=size) for size in sizes},
         "HRM puzzle, solving": {size: solving(puzzle, boards, size) for size in sizes},
     }
 
@@ -265,7 +264,7 @@ def _queue():
 
 
 def worker(rank: int, world: int, folder: str, turns: int, queue) -> None:
-    """Train on this process's rows. Put the median CPU and wall milliseconds of a step into the queue."""
+    """Train on this process's rows. Put the lowest CPU and wall milliseconds of a step into the queue."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     model = torch.nn.parallel.DistributedDataParallel(build(peer_config("hrm_lm", "1m")))
@@ -275,7 +274,7 @@ def worker(rank: int, world: int, folder: str, turns: int, queue) -> None:
         start = time.process_time(), time.perf_counter()
         step()
         times.append((1e3 * (time.process_time() - start[0]), 1e3 * (time.perf_counter() - start[1])))
-    queue.put(tuple(statistics.median(clock) for clock in zip(*times[2:])))
+    queue.put(tuple(min(clock) for clock in zip(*times[2:])))
     torch.distributed.destroy_process_group()
 
 
@@ -286,6 +285,7 @@ def plot(curves: dict[str, dict], path) -> None:
     """Draw one panel per curve, both axes logarithmic, with a dotted line of linear growth."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     columns = min(3, len(curves))
     lines = math.ceil(len(curves) / columns)
@@ -293,9 +293,9 @@ def plot(curves: dict[str, dict], path) -> None:
     FigureCanvasAgg(figure)
     panels = np.ravel(figure.subplots(lines, columns))
     for axes, (name, series) in zip(panels, curves.items()):
-        in_pairs = any("token after" in label for label in series)  # prompt and token of a model have the same color
+        in_pairs = any("after it" in label for label in series)  # prompt and tokens of a model have the same color
         for index, (label, one) in enumerate(series.items()):
-            style = "--" if "token after" in label else "-"
+            style = "--" if "after it" in label else "-"
             color = COLORS[index // 2 if in_pairs else index]
             text = f"{label}: {one['exponent']:.2f}"
             axes.plot(one["sizes"], one["costs_ms"], style, marker="o", markersize=3, color=color, label=text)
@@ -304,7 +304,9 @@ def plot(curves: dict[str, dict], path) -> None:
         axes.plot(ticks, ticks * start / ticks[0], ":", color="gray", label="linear growth: 1")
         axes.set(xscale="log", yscale="log", xlabel=UNITS.get(name, name), ylabel="milliseconds", title=name)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        axes.tick_params(which="minor", bottom=False, labelbottom=False, labelleft=False)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.legend(frameon=False, fontsize="x-small")
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[len(curves) :]:

@@ -67,7 +67,6 @@ from .modeling_utils import (
     CheckpointCodeMixin,
     OwnModelMixin,
     PromptsMixin,
-    SparseOutputMixin,
     validate_call,
     validate_labels,
 )
@@ -84,7 +83,7 @@ COMMON = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_st
 
 
 @dataclass
-class HrmLmModelOutput(SparseOutputMixin, BaseModelOutputWithPast):
+class HrmLmModelOutput(BaseModelOutputWithPast):
     """Output of `HrmLmModel`. `last_hidden_state` [B, T, D] is taken at each token's halting segment.
 
     Attributes:
@@ -99,7 +98,7 @@ class HrmLmModelOutput(SparseOutputMixin, BaseModelOutputWithPast):
 
 
 @dataclass
-class HrmLmCausalLMOutput(SparseOutputMixin, CausalLMOutputWithPast):
+class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     """Output of `HrmLmForCausalLM`.
 
     Attributes:

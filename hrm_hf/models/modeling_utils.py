@@ -109,19 +109,6 @@ def only_errors_logged() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-class SparseOutputMixin:
-    """Mixin for output classes with many fields that are usually None.
-
-    transformers lists all fields of an output when it sets one, which takes 1 % of a small model's time in decoding.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if value is None:
-            object.__setattr__(self, name, None)
-        else:
-            super().__setattr__(name, value)
-
-
 class PromptsMixin:
     """Mixin for causal language models that makes `generate` reject prompts beyond the context window."""
 

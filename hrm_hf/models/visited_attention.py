@@ -99,7 +99,7 @@ class VisitedLlamaAttention(LlamaAttention):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, attend.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
-        mixed, weights = attend.forward(query, key, value, attention_mask, dropout, **kwargs)
+        mixed, weights = attend(query, key, value, attention_mask, dropout, **kwargs)
         return self.o_proj(mixed.reshape(*hidden_states.shape[:-1], -1)), weights
 
 

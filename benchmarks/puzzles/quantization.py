@@ -6,10 +6,11 @@
 
 Every scheme solves the same boards with the model's own halting, at most max(--steps) steps; the report has the exact
 answers after each number of steps. "lost" counts the boards that only float32 solves, "gained" those that only the
-quantized model solves; "lost_at_most" is the upper end of the 95 % interval of the fraction lost. The torchao schemes
-have one scale per output channel and need no calibration data; nf4 has one per 64 weights. With --quick and no MODEL,
-the script uses a random model on 4x4 boards, only to check that it works. Results: puzzle_quantization.json in --out;
-another model is added to it.
+quantized model solves; "lost_at_most" is the upper end of the 95 % interval of the fraction lost. int8 and int4 have
+one scale per output channel, or with "groups" one for every 32 weights; "fitted scales" minimize the error of the
+weights (torchao's HQQ). "mixing in 8 bits" quantizes only the SwiGLUs to int4. nf4 has one scale per 64 weights. No
+scheme needs calibration data. With --quick and no MODEL, the script uses a random model on 4x4 boards, only to check
+that it works. Results: puzzle_quantization.json in --out; another model is added to it.
 """
 
 import argparse
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchao.quantization import FqnToConfig, IntxWeightOnlyConfig, PerAxis, PerGroup
+from torchao.quantization.quantize_.workflows import IntxChooseQParamsAlgorithm
+from transformers import TorchAoConfig
 
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.puzzles.dataset import load_puzzle_dataset
@@ -33,7 +37,21 @@ from .solving import random_example
 
 
 NAME = "puzzle_quantization"
-DEFAULT = ("float32", "torchao int8 weights", "torchao int4 weights", "bnb nf4")
+FITTED = {"intx_choose_qparams_algorithm": IntxChooseQParamsAlgorithm.HQQ_SCALE_ONLY}
+MIXED = {
+    "_default": IntxWeightOnlyConfig(torch.int8, PerAxis(0)),
+    r"re:.*\.mlp\..*": IntxWeightOnlyConfig(torch.int4, PerGroup(32), **FITTED),
+}
+FOUR_BITS = {
+    "torchao int4, groups": IntxWeightOnlyConfig(torch.int4, PerGroup(32)),
+    "torchao int4, fitted scales": IntxWeightOnlyConfig(torch.int4, PerAxis(0), **FITTED),
+    "torchao int4, groups, fitted scales": IntxWeightOnlyConfig(torch.int4, PerGroup(32), **FITTED),
+    "torchao int4, groups, fitted scales, mixing in 8 bits": FqnToConfig(MIXED),
+}
+ALL_SCHEMES = SCHEMES | {
+    name: lambda config=config: {"quantization_config": TorchAoConfig(config)} for name, config in FOUR_BITS.items()
+}
+DEFAULT = ("float32", "torchao int8 weights", "torchao int4 weights", *FOUR_BITS, "bnb nf4")
 
 
 def main() -> None:
@@ -43,7 +61,7 @@ def main() -> None:
     parser.add_argument("--split", default="test")
     parser.add_argument("--limit", type=int, default=1000, help="number of boards, from the start of the split")
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=DEFAULT)
+    parser.add_argument("--schemes", nargs="+", choices=ALL_SCHEMES, default=DEFAULT)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -69,7 +87,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rows = {name: rows[name].long() for name in ("input_ids", "puzzle_identifiers", "labels")}
     reference, report = {}, {"boards": len(rows["labels"]), "schemes": {}}
     for scheme in args.schemes:
-        model = AutoModelForPuzzleSolving.from_pretrained(args.model, **SCHEMES[scheme]()).eval()
+        model = AutoModelForPuzzleSolving.from_pretrained(args.model, **ALL_SCHEMES[scheme]()).eval()
         found, right = solved(model, rows, args.steps)
         reference = reference or right
         for step, ours in right.items():

@@ -139,6 +139,20 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         """Return `requested`, or the config's `output_hidden_states` if `requested` is None."""
         return self.config.output_hidden_states if requested is None else requested
 
+    def inductor_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments of `torch.compile` with what makes small graphs fast on a CPU.
+
+        There, inductor's random numbers are slow, so graphs draw with torch's own. Calling kernels from C++ instead
+        of Python saves a tenth of the time of a step at width 32.
+        """
+        if self.device.type != "cpu":
+            return kwargs
+        if self.config.draws_random_numbers:
+            torch._inductor.config.fallback_random = True
+        if kwargs.get("backend", "inductor") != "inductor" or kwargs.get("mode") or kwargs.get("options"):
+            return kwargs
+        return {**kwargs, "options": {"cpp_wrapper": True}}
+
 
 class PuzzleReasoner(PuzzlePreTrainedModel):
     """Base model with the input embedding. Each architecture defines its recursion in `reason`."""

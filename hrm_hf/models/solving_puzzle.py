@@ -203,20 +203,6 @@ class PuzzleSolverMixin:
         else:
             self.compiled_solve_step = step
 
-    def inductor_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments of `torch.compile` with what makes small graphs fast on a CPU.
-
-        There, inductor's random numbers are slow, so graphs draw with torch's own. Calling kernels from C++ instead
-        of Python saves a tenth of the time of a step at width 32.
-        """
-        if self.device.type != "cpu":
-            return kwargs
-        if self.config.draws_random_numbers:
-            torch._inductor.config.fallback_random = True
-        if kwargs.get("backend", "inductor") != "inductor" or kwargs.get("mode") or kwargs.get("options"):
-            return kwargs
-        return {**kwargs, "options": {"cpp_wrapper": True}}
-
     def solve_step(self, x, rotary, z_H: torch.Tensor, z_L: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run an ACT step; return z_H, z_L, logits, answers [N, S], q_halt and q_continue."""
         z_H, z_L = self.model.reason(x, rotary, z_H, z_L)

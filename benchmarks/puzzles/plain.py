@@ -20,7 +20,8 @@ class PlainReasoner:
         self.device, self.dtype, self.config = model.device, model.compute_dtype, model.config
         self.is_hrm = model.has_continue_value
         self.params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-        self.table = model.model.puzzle_emb.weight.clone()
+        no_rows = torch.zeros(self.config.num_puzzle_identifiers, 0, device=self.device)
+        self.table = no_rows if model.model.puzzle_emb is None else model.model.puzzle_emb.weight.clone()
         self.H_init, self.L_init = (state.clone().to(self.dtype) for state in (model.model.H_init, model.model.L_init))
         frequencies = 10000.0 ** (-torch.arange(0, self.config.head_dim, 2, device=self.device) / self.config.head_dim)
         positions = torch.arange(self.config.max_position_embeddings, device=self.device)
@@ -76,7 +77,8 @@ class PlainReasoner:
         config = self.config
         x = F.embedding(data["input_ids"], self.params["model.embed.tokens.weight"].to(self.dtype))
         rows = F.pad(rows.to(self.dtype), (0, config.prefix_len * config.hidden_size - rows.shape[1]))
-        x = math.sqrt(config.hidden_size) * torch.cat((rows.view(len(rows), -1, config.hidden_size), x), dim=1)
+        prefix = rows.view(len(rows), config.prefix_len, config.hidden_size)
+        x = math.sqrt(config.hidden_size) * torch.cat((prefix, x), dim=1)
         slow = "H_level" if self.is_hrm else "L_level"
         with torch.no_grad():
             for h in range(config.H_cycles):

@@ -381,7 +381,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return ActCarry.join(carries), joined, tuple(torch.cat(each) for each in zip(*states))
 
     def rows_per_part(self, batch_size: int) -> int:
-        """Return the rows per call of `act_step`: on a CPU, a divisor of the batch size that fits into the cache."""
+        """Return the rows per part of a batch: on a CPU, a divisor of the batch size that fits into the cache."""
         most = self.boards_per_call
         if self.device.type != "cpu" or batch_size <= most:
             return batch_size

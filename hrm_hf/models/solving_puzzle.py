@@ -8,6 +8,7 @@ the vocabulary size, and N the number of answers; a board may have several answe
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -273,10 +274,22 @@ class PuzzleSolverMixin:
         until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """Run boards [N, S] once with resolved settings. `until` can stop rows early."""
+        """Run boards [N, S] once with resolved settings. `until` can stop rows early.
+
+        On a CPU, a large batch runs in parts that fit into the cache.
+        """
         # Layers that training compiled have a fixed batch size, so they run uncompiled here.
         run = self._run if self.compiled_solve_step else uncompiled(self._run)
-        return run(input_ids, puzzle_identifiers, settings, until, return_trajectory)
+        size = self.rows_per_part(len(input_ids))
+        if size == len(input_ids):
+            return run(input_ids, puzzle_identifiers, settings, until, return_trajectory)
+
+        def run_part(rows: torch.Tensor) -> PuzzleSolution:
+            puzzles = None if puzzle_identifiers is None else puzzle_identifiers[rows]
+            stops = None if until is None else lambda active, answers: until(rows[active], answers)
+            return run(input_ids[rows], puzzles, settings, stops, return_trajectory)
+
+        return reduce(_concatenate, map(run_part, torch.arange(len(input_ids)).split(size)))
 
     @torch.no_grad()
     def _run(self, input_ids, puzzle_identifiers, settings, until, return_trajectory) -> PuzzleSolution:

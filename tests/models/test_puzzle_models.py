@@ -198,6 +198,25 @@ def test_finished_rows_leave_the_batch():
     assert sizes == [int((steps >= step).sum()) for step in range(1, steps.max() + 1) for _ in range(passes)]
 
 
+@pytest.mark.parametrize("choose", ["q", "rules"])
+def test_solving_in_parts_gives_the_results_of_the_batch(choose, monkeypatch):
+    model, data = tiny.model("hrm"), inputs(10)
+    solutions, calls, step = [], [], model.solve_step
+    monkeypatch.setattr(model, "solve_step", lambda x, *rest: calls.append(len(x)) or step(x, *rest))
+
+    def accepts(boards, answers):  # depends on the board, so each answer must come with its own
+        return (boards + answers).sum(1) % 3 == 0
+
+    for boards in (10, 5):
+        monkeypatch.setattr(type(model), "boards_per_call", boards)
+        solutions.append(model.solve(**data, choose=choose, accepts=accepts, return_trajectory=True))
+    assert len(solutions[0].steps.unique()) > 1, "the rows of this test have to stop at different steps"
+    assert calls[0] == 10 and calls.count(5) >= 2
+    for name in ("predictions", "steps", "trajectory"):
+        assert torch.equal(getattr(solutions[1], name), getattr(solutions[0], name)), name
+    torch.testing.assert_close(solutions[1].logits, solutions[0].logits)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hrm", "se_rrm"])
 def test_compiled_solving_gives_the_eager_answers_with_two_graphs(name):

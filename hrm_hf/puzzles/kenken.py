@@ -3,13 +3,16 @@
 Each cell of the square takes 2 x 2 cells of the board, so a 4 x 4 square is an 8 x 8 board:
 
     digit           wall to the right (`#`, or `.` for none)
-    wall below      clue, such as `7+`, beside one digit of each cage; `.` in the others
+    wall below      clue of the digit's cage, such as `7+`
+
+Every cell of a cage repeats its clue, which makes the puzzle easier to learn. In text, one clue per cage is enough.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -83,15 +86,25 @@ class KenKenTask(PuzzleTask):
     def fillable(self, board: np.ndarray) -> np.ndarray:
         return np.isin(np.arange(self.seq_len), self.digits)
 
+    def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
+        """Encode a board, copying the clue of each cage to its cells that have none."""
+        board = super().encode(cells, is_solution)
+        cages = self._cages(board[self.walls] != WALL)
+        for place in np.flatnonzero(board[self.clues] > WALL):
+            others = self.clues[(cages == cages[place]) & (board[self.clues] == NOTHING)]
+            board[others] = board[self.clues[place]]
+        return board
+
     def allowed(self, board: np.ndarray) -> np.ndarray:
         n, is_digit = self.grid_shape[0] // 2, self.fillable(board)
         result = np.zeros((self.seq_len, self.vocab_size), dtype=bool)
         for token in range(OPEN + 1, OPEN + n + 1):
             result[:, token] = is_digit & (self.neighbours(board == token) == 0)
         cages = self._cages(board[self.walls] != WALL)
-        for place in np.flatnonzero(board[self.clues] > WALL):
-            cells = self.digits[cages == cages[place]]
-            options = _options(int(board[self.clues[place]]), len(cells), n)
+        has_clue = board[self.clues] > WALL
+        for cage, clue in {*zip(cages[has_clue].tolist(), board[self.clues[has_clue]].tolist())}:
+            cells = self.digits[cages == cage]
+            options = _options(clue, len(cells), n)
             differs = (board[cells] > OPEN) & (options != board[cells])
             # A combination allows its digit in a cell if it agrees with the digits entered in the cage's other cells.
             agrees, cell = np.nonzero(differs.sum(axis=1, keepdims=True) == differs)
@@ -120,7 +133,7 @@ class KenKenTask(PuzzleTask):
             solution[self.walls] = np.where(cages[self.pairs[:, 0]] == cages[self.pairs[:, 1]], NOTHING, WALL)
             for cage in np.unique(cages):
                 clues = clues_of((solution[self.digits[cages == cage]] - OPEN).tolist())
-                solution[self.clues[cages == cage][0]] = WALL + 1 + CLUES.index(rng.choice(clues))
+                solution[self.clues[cages == cage]] = WALL + 1 + CLUES.index(rng.choice(clues))
             puzzle = np.where(self.fillable(solution), OPEN, solution)
             if needs_no_guess(self, puzzle):
                 return puzzle, solution

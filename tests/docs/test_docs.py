@@ -188,7 +188,8 @@ def test_the_commands_of_the_retrofit_guide_run_in_order_in_fresh_processes(chec
 def test_the_commands_of_the_puzzle_guide_run_in_order_in_fresh_processes(checkpoints, tmp_path):
     """From a task's file or pairs to a push; only training and data are shortened."""
     page = "docs/your_own_puzzle.md"
-    shutil.copy(checkpoints / "queens.py", tmp_path)
+    for name in ("queens.py", "x_sudoku.py"):
+        shutil.copy(checkpoints / name, tmp_path)
     (tmp_path / "queens.yaml").write_text(docs_pages.blocks(page, "yaml")[0].text)
     (tmp_path / "pretrained").symlink_to(ROOT / "pretrained")
     run_commands([("python", "-c", docs_pages.blocks(page, "python")[-1].text)], tmp_path)  # writes the pairs

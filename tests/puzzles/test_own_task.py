@@ -209,6 +209,22 @@ def test_rules_of_shipped_tasks_match_their_definition(name, shape, definition, 
     assert 10 < right < 58
 
 
+def test_kenken_text_with_one_clue_per_cage_is_the_same_puzzle():
+    task = describe(task_class("kenken"), (6, 6))[1]
+    for seed in range(3):
+        puzzle, solution = task.generate(1.0, np.random.default_rng(seed))
+        repeated = task.grid(puzzle)
+        grid = [list(row) for row in repeated]
+        for row, column in itertools.product(range(1, 6, 2), repeat=2):  # the last cell of each cage keeps its clue
+            right, below = grid[row - 1][column], grid[row][column - 1]
+            if "." in (right, below):
+                grid[row][column] = "."
+        assert grid != repeated
+        text = "\n".join(" ".join(row) for row in grid)
+        assert (task.encode(text) == puzzle).all()
+        assert task.violations(task.encode(text), solution) == []
+
+
 def test_jigsaw_puzzles_have_one_solution_by_the_plain_rules():
     """Referee: a search that only knows that no unit has a digit twice."""
     task = describe(task_class("jigsaw"))[1]

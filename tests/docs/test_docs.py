@@ -192,8 +192,9 @@ def test_the_commands_of_the_puzzle_guide_run_in_order_in_fresh_processes(checkp
         shutil.copy(checkpoints / name, tmp_path)
     (tmp_path / "queens.yaml").write_text(docs_pages.blocks(page, "yaml")[0].text)
     (tmp_path / "pretrained").symlink_to(ROOT / "pretrained")
-    run_commands([("python", "-c", docs_pages.blocks(page, "python")[-1].text)], tmp_path)  # writes the pairs
-    for block in docs_pages.blocks(page, "bash"):
+    (pairs,) = (block.text for block in docs_pages.blocks(page, "python") if '"pairs.jsonl"' in block.text)
+    run_commands([("python", "-c", pairs)], tmp_path)
+    for block in (block for block in docs_pages.blocks(page, "bash") if block.reason is None):
         text = re.sub(
             r"--num-(train|test) \d+", r"--num-\1 20", block.text.replace(" training/", f" {ROOT}/training/")
         )

@@ -11,7 +11,7 @@ chooses what the network has to answer:
 
     each: the solution, after every step.
     last: the solution, after the last of 1 to 16 steps; only that step has a gradient (arXiv 2603.15641).
-    known: after every step, what a breadth-first search would know that moves one cell per block. The search starts at
+    known: after every step, what a breadth-first search that moves one cell per block would know. The search starts at
         the goal; when it arrives at the start, a trace follows the shortest path back. A cell of the path is open
         until the trace arrives. The goal has even odds of being open until then, so the network does not halt early.
         A second head, dropped after training, names the directions in which the goal is one step closer.

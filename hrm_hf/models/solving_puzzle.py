@@ -8,7 +8,6 @@ the vocabulary size, and N the number of answers; a board may have several answe
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -154,12 +153,12 @@ def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return order[first]
 
 
-def _concatenate(one: PuzzleSolution, other: PuzzleSolution) -> PuzzleSolution:
-    """Concatenate two solutions. The shorter trajectory repeats its last step."""
-    if one.trajectory is not None:
-        length = max(len(one.trajectory), len(other.trajectory))
-        one, other = _pad_trajectory(one, length), _pad_trajectory(other, length)
-    return _each_field(lambda value, axis, more: torch.cat((value, more), dim=axis), one, other)
+def _concatenate(*solutions: PuzzleSolution) -> PuzzleSolution:
+    """Concatenate solutions. Shorter trajectories repeat their last step."""
+    if solutions[0].trajectory is not None:
+        length = max(len(found.trajectory) for found in solutions)
+        solutions = [_pad_trajectory(found, length) for found in solutions]
+    return _each_field(lambda value, axis, *more: torch.cat((value, *more), dim=axis), *solutions)
 
 
 def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
@@ -196,7 +195,7 @@ class PuzzleSolverMixin:
 
         This pays for thousands of boards. Two graphs are compiled: one for the first batch size, and at the first
         batch with another size, one for all other sizes; single boards have a graph of their own. So finished rows
-        still leave the batch at once. With a `mode` that uses CUDA graphs, every batch size is recorded.
+        still leave the batch at once. A `mode` with CUDA graphs records one for every batch size.
         """
         step = torch.compile(self.solve_step, fullgraph=True, **self.inductor_options(kwargs))
         if kwargs.get("mode") in CUDA_GRAPH_MODES:  # the next step overwrites the outputs
@@ -289,7 +288,7 @@ class PuzzleSolverMixin:
             stops = None if until is None else lambda active, answers: until(rows[active], answers)
             return run(input_ids[rows], puzzles, settings, stops, return_trajectory)
 
-        return reduce(_concatenate, map(run_part, torch.arange(len(input_ids)).split(size)))
+        return _concatenate(*map(run_part, torch.arange(len(input_ids)).split(size)))
 
     @torch.no_grad()
     def _run(self, input_ids, puzzle_identifiers, settings, until, return_trajectory) -> PuzzleSolution:

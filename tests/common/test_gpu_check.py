@@ -95,7 +95,7 @@ def test_two_processes_train_as_one_does(checkpoints):
 
 
 @pytest.mark.slow
-def test_rows_with_cuda_graphs_are_measured(monkeypatch):
+def test_rows_with_cuda_graphs_are_measured():
     """Without a GPU, the modes that record CUDA graphs compile as usual."""
     args = argparse.Namespace(device="cpu", quick=True)
     model = tiny.model("hrm").eval()

@@ -207,14 +207,15 @@ def test_solving_in_parts_gives_the_results_of_the_batch(choose, monkeypatch):
     def accepts(boards, answers):  # depends on the board, so each answer must come with its own
         return (boards + answers).sum(1) % 3 == 0
 
-    for boards in (10, 5):
+    for boards in (10, 5, 3):  # in one part, in two, and in five
         monkeypatch.setattr(type(model), "boards_per_call", boards)
         solutions.append(model.solve(**data, choose=choose, accepts=accepts, return_trajectory=True))
     assert len(solutions[0].steps.unique()) > 1, "the rows of this test have to stop at different steps"
-    assert calls[0] == 10 and calls.count(5) >= 2
-    for name in ("predictions", "steps", "trajectory"):
-        assert torch.equal(getattr(solutions[1], name), getattr(solutions[0], name)), name
-    torch.testing.assert_close(solutions[1].logits, solutions[0].logits)
+    assert calls[0] == 10 and calls.count(5) >= 2 and calls.count(2) >= 5
+    for in_parts in solutions[1:]:
+        for name in ("predictions", "steps", "trajectory"):
+            assert torch.equal(getattr(in_parts, name), getattr(solutions[0], name)), name
+        torch.testing.assert_close(in_parts.logits, solutions[0].logits)
 
 
 @pytest.mark.slow
